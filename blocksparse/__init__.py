@@ -1,0 +1,1 @@
+"""Block-sparse linear algebra for TensorFlow, on GPUs and CPUs."""
