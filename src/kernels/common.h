@@ -47,9 +47,10 @@ class ThreadPool {
  public:
   virtual ~ThreadPool() = default;
   virtual int threads() const = 0;
-  // Calls body(i) once for every i in [0, tasks), on this thread and others; returns when all are done.
+  // Calls body(task, worker) once for every task in [0, tasks), on this thread and others; returns when all are done.
+  // `worker` is in [0, threads()), and no two bodies that run at once have the same: it picks a piece of scratch.
   // `nanoseconds` estimates one task, so that a product too small to split runs on this thread alone.
-  virtual void ForEach(int64_t tasks, int64_t nanoseconds, const std::function<void(int64_t)>& body) = 0;
+  virtual void ForEach(int64_t tasks, int64_t nanoseconds, const std::function<void(int64_t task, int worker)>& body) = 0;
 };
 
 // The GPU a call runs on.
@@ -63,6 +64,9 @@ struct Chip {
 namespace cuda {
 // The current device, read once; an error that says what was found where the chip or the driver will not do.
 Status CurrentChip(Chip* chip);
+// Copies from ordinary host memory, in the order of the stream; the source may be freed on return.
+Status CopyToDevice(void* device, const void* host, int64_t bytes, Stream stream);
+Status Synchronize(Stream stream);
 }  // namespace cuda
 
 }  // namespace blocksparse
