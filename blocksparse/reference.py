@@ -1,0 +1,317 @@
+"""What each operator means, in float64 NumPy and plain loops: the oracle of the tests, meant to be read.
+
+Nothing here is fast and nothing is shared with the code it checks; NumPy is all it imports. Arrays of any real dtype
+come in, float64 goes out.
+
+A layout is a matrix `[CB, KB]` whose entries other than 0 are the blocks that are present; `w [blocks, bsize, bsize]`
+holds them in the order of `block_ids`. With `axis` 1 features are the last dimension of activations (`[..., C]`), with
+`axis` 0 the first (`[C, ...]`); all other dimensions are batch, in any number and of any size, 0 included. A gate has
+one number for each block; a block whose gate is 0 is not read at all.
+"""
+
+import numpy as np
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Layouts
+
+
+def block_ids(layout, z_order=True):
+    """The list of `(c, k)` of the blocks that are present; a block's id is its index.
+
+    With `z_order` by ascending Morton code, whose even bits, from the lowest, are the bits of c and whose odd bits are
+    those of k; else column by column, c ascending in each.
+    """
+    layout = np.asarray(layout)
+    rows, columns = layout.shape
+    present = [(c, k) for k in range(columns) for c in range(rows) if layout[c, k] != 0]
+    if not z_order:
+        return present
+
+    def code(block):
+        c, k = block
+        bits = 0
+        for position in range(max(c.bit_length(), k.bit_length())):
+            bits += (c >> position & 1) << 2 * position
+            bits += (k >> position & 1) << 2 * position + 1
+        return bits
+
+    return sorted(present, key=code)
+
+
+def dense_weight(w, layout, gate=None, z_order=True):
+    """The dense equivalent `Wd [C, K]` of a weight: block w at `(c, k)`, times its gate, and 0 elsewhere."""
+    w = np.asarray(w, np.float64)
+    CB, KB = np.shape(layout)
+    bsize = w.shape[1]
+    dense = np.zeros((CB * bsize, KB * bsize))
+    for block, (c, k) in enumerate(block_ids(layout, z_order)):
+        if gate is None or gate[block] != 0:
+            scale = 1.0 if gate is None else float(gate[block])
+            dense[c * bsize : (c + 1) * bsize, k * bsize : (k + 1) * bsize] = scale * w[block]
+    return dense
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The product
+
+
+def _features_last(x, axis):
+    """Activations as a matrix `[N, features]`, and the shape of the batch dimensions."""
+    x = np.asarray(x, np.float64)
+    if axis == 0:
+        x = np.moveaxis(x, 0, -1)
+    return x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1]), x.shape[:-1]
+
+
+def _features_back(y, batch, axis):
+    y = y.reshape(*batch, y.shape[-1])
+    return np.moveaxis(y, -1, 0) if axis == 0 else y
+
+
+def matmul(x, w, layout, bsize, axis, gate=None, z_order=True):
+    """`y[n, block k] = sum over blocks w at (c, k) of gate[w] * x[n, block c] W[w]`; a column without blocks gives 0.
+
+    Args:
+      x: `[..., C]` with axis 1, `[C, ...]` with axis 0.
+      w: `[blocks, bsize, bsize]`.
+
+    Returns:
+      `[..., K]` or `[K, ...]`.
+    """
+    x, batch = _features_last(x, axis)
+    w = np.asarray(w, np.float64)
+    y = np.zeros((x.shape[0], np.shape(layout)[1] * bsize))
+    for block, (c, k) in enumerate(block_ids(layout, z_order)):
+        if gate is None or gate[block] != 0:
+            scale = 1.0 if gate is None else float(gate[block])
+            y[:, k * bsize : (k + 1) * bsize] += scale * (x[:, c * bsize : (c + 1) * bsize] @ w[block])
+    return _features_back(y, batch, axis)
+
+
+def matmul_dx(dy, w, layout, bsize, axis, gate=None, z_order=True):
+    """The product's gradient for x: `dx[n, block c] = sum over blocks w at (c, k) of gate[w] * dy[n, block k] W[w]^T`.
+
+    Args:
+      dy: `[..., K]` with axis 1, `[K, ...]` with axis 0.
+      w: `[blocks, bsize, bsize]`.
+
+    Returns:
+      `[..., C]` or `[C, ...]`.
+    """
+    dy, batch = _features_last(dy, axis)
+    w = np.asarray(w, np.float64)
+    dx = np.zeros((dy.shape[0], np.shape(layout)[0] * bsize))
+    for block, (c, k) in enumerate(block_ids(layout, z_order)):
+        if gate is None or gate[block] != 0:
+            scale = 1.0 if gate is None else float(gate[block])
+            dx[:, c * bsize : (c + 1) * bsize] += scale * (dy[:, k * bsize : (k + 1) * bsize] @ w[block].T)
+    return _features_back(dx, batch, axis)
+
+
+def matmul_dw(xs, dys, layout, bsize, axis, gate=None, gate_grad=False, dw_gated=False, z_order=True):
+    """The product's gradient for w, summed over pairs: `dW[w] = sum over p of x_p[:, block c]^T dy_p[:, block k]`.
+
+    What a gate does to it, block by block:
+
+      gate_grad  dw_gated    dW[w]
+      False      False       as without a gate, where the gate is 0 too (not the derivative, but what lets a block
+                             that is switched off learn)
+      False      True        as without a gate, but 0 where the gate is 0
+      True       either      gate[w] times it: the derivative
+
+    Args:
+      xs, dys: lists of activations and gradients, each pair with its own batch; or one array each.
+
+    Returns:
+      `[blocks, bsize, bsize]`.
+    """
+    if not isinstance(xs, (list, tuple)):
+        xs, dys = [xs], [dys]
+    blocks = block_ids(layout, z_order)
+    dw = np.zeros((len(blocks), bsize, bsize))
+    for x, dy in zip(xs, dys, strict=True):
+        x, _ = _features_last(x, axis)
+        dy, _ = _features_last(dy, axis)
+        for block, (c, k) in enumerate(blocks):
+            if gate is not None and gate[block] == 0 and (gate_grad or dw_gated):
+                continue
+            scale = float(gate[block]) if gate is not None and gate_grad else 1.0
+            dw[block] += scale * (x[:, c * bsize : (c + 1) * bsize].T @ dy[:, k * bsize : (k + 1) * bsize])
+    return dw
+
+
+def matmul_dgate(xs, dys, w, layout, bsize, axis, gate, dw_gated=False, z_order=True):
+    """The product's gradient for the gate: `dgate[w] = sum over i, j of dW[w, i, j] W[w, i, j]`, dW as without a gate.
+
+    With `dw_gated` it is 0 where the gate is 0.
+
+    Returns:
+      `[blocks]`.
+    """
+    w = np.asarray(w, np.float64)
+    dw = matmul_dw(xs, dys, layout, bsize, axis, z_order=z_order)
+    dgate = np.zeros(len(w))
+    for block in range(len(w)):
+        if not (dw_gated and gate[block] == 0):
+            dgate[block] = np.sum(dw[block] * w[block])
+    return dgate
+
+
+def block_reduced_full_dw(xs, dys, bsize, axis, scale=1.0, norm="max"):
+    """How much each position of a layout, present or not, would matter: a map for growing networks.
+
+    `out[c, k] = sum over pairs p and batch entries n of scale * size(x_p[n, block c]) * size(dy_p[n, block k])`, where
+    the size of a block of features is their largest magnitude (`norm="max"`) or Euclidean norm (any other). A pair
+    whose sum at a position is not finite counts 0 there; a scale of 0 gives 0.
+
+    Returns:
+      `[CB, KB]`.
+    """
+    total = 0.0
+    for x, dy in zip(xs, dys, strict=True):
+        sizes = []
+        for features in (x, dy):
+            matrix, _ = _features_last(features, axis)
+            pieces = np.abs(matrix).reshape(matrix.shape[0], matrix.shape[1] // bsize, bsize)
+            sizes.append(pieces.max(axis=2) if norm == "max" else np.sqrt((pieces**2).sum(axis=2)))
+        if scale == 0:
+            partial = np.zeros((sizes[0].shape[1], sizes[1].shape[1]))
+        else:
+            partial = scale * (sizes[0].T @ sizes[1])
+        total = total + np.where(np.isfinite(partial), partial, 0.0)
+    return total
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Weights
+
+
+def identity(layout, bsize, scale=1.0, z_order=True):
+    """The weight of a layer that passes its input on: `W[w, i, i] = scale` where `c mod KB == k mod CB`, 0 elsewhere.
+
+    Of the layout's blocks those on the diagonal; where it is longer than wide or wider than long, the diagonal repeats.
+    """
+    CB, KB = np.shape(layout)
+    blocks = block_ids(layout, z_order)
+    w = np.zeros((len(blocks), bsize, bsize))
+    for block, (c, k) in enumerate(blocks):
+        if c % KB == k % CB:
+            w[block] = scale * np.eye(bsize)
+    return w
+
+
+def checker(layout, z_order=True):
+    """A checkerboard of gates: 1 where `c + k` is even, else 0."""
+    return np.array([1.0 if (c + k) % 2 == 0 else 0.0 for c, k in block_ids(layout, z_order)])
+
+
+def orthonormality_error(w, layout, z_order=True):
+    """How far a weight is from orthonormal: the largest entry of `|V^T V - 1|` over the matrices V that should be.
+
+    Of a sparse layout these are the block columns, each its blocks one below the other; of a layout with every block
+    present it is the dense weight, or its transpose where that has fewer columns.
+    """
+    w = np.asarray(w, np.float64)
+    if np.all(np.asarray(layout) != 0):
+        dense = dense_weight(w, layout, z_order=z_order)
+        matrices = [dense if dense.shape[0] >= dense.shape[1] else dense.T]
+    else:
+        columns = {}
+        for block, (_, k) in enumerate(block_ids(layout, z_order)):
+            columns.setdefault(k, []).append(w[block])
+        matrices = [np.concatenate(column) for column in columns.values()]
+    return max(np.abs(v.T @ v - np.eye(v.shape[1])).max() for v in matrices)
+
+
+def l2_normalize(w, layout, gain=None, epsilon=1e-12, z_order=True):
+    """Gives each output feature's weights Euclidean norm 1, or its gain (Salimans and Kingma, 2016).
+
+    For the features j of block column k: `S[j] = sum over its blocks w and rows i of W[w, i, j]^2`, and
+    `Y[w, i, j] = gain[j] * W[w, i, j] / sqrt(max(S[j], epsilon))`.
+
+    Args:
+      w: `[blocks, bsize, bsize]`.
+      gain: `[K]`, or None for 1.
+
+    Returns:
+      `(Y [blocks, bsize, bsize], S [K])`.
+    """
+    w = np.asarray(w, np.float64)
+    bsize = w.shape[1]
+    K = np.shape(layout)[1] * bsize
+    gain = np.ones(K) if gain is None else np.asarray(gain, np.float64)
+    blocks = block_ids(layout, z_order)
+    squares = np.zeros(K)
+    for block, (_, k) in enumerate(blocks):
+        squares[k * bsize : (k + 1) * bsize] += np.sum(w[block] ** 2, axis=0)
+    factor = gain / np.sqrt(np.maximum(squares, epsilon))
+    y = np.zeros(w.shape)
+    for block, (_, k) in enumerate(blocks):
+        y[block] = w[block] * factor[k * bsize : (k + 1) * bsize]
+    return y, squares
+
+
+def l2_normalize_grad(w, dy, layout, gain=None, epsilon=1e-12, z_order=True):
+    """The gradients of `l2_normalize`. With `m = max(S, epsilon)` and sums over an output feature's weights:
+
+    `dW = (gain * dY - [S >= epsilon] * W * sum(gain * dY * W) / m) / sqrt(m)` and `dgain = sum(dY * W) / sqrt(m)`.
+
+    Returns:
+      `(dW [blocks, bsize, bsize], dgain [K])`.
+    """
+    w, dy = np.asarray(w, np.float64), np.asarray(dy, np.float64)
+    bsize = w.shape[1]
+    K = np.shape(layout)[1] * bsize
+    gain = np.ones(K) if gain is None else np.asarray(gain, np.float64)
+    blocks = block_ids(layout, z_order)
+    _, squares = l2_normalize(w, layout, gain, epsilon, z_order)
+    m = np.maximum(squares, epsilon)
+    products = np.zeros(K)
+    for block, (_, k) in enumerate(blocks):
+        products[k * bsize : (k + 1) * bsize] += np.sum(dy[block] * w[block], axis=0)
+    dw = np.zeros(w.shape)
+    for block, (_, k) in enumerate(blocks):
+        j = slice(k * bsize, (k + 1) * bsize)
+        through_norm = np.where(squares[j] >= epsilon, gain[j] * products[j] / m[j], 0.0)
+        dw[block] = (gain[j] * dy[block] - w[block] * through_norm) / np.sqrt(m[j])
+    return dw, products / np.sqrt(m)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Projections onto a subset of the feature rows: `lut` lists distinct rows, activations are [features, ...]
+
+
+def gather(x, lut):
+    """`y[i] = x[lut[i]]`. Its gradient is `scatter`."""
+    x = np.asarray(x, np.float64)
+    return np.array([x[row] for row in lut]).reshape(len(lut), *x.shape[1:])
+
+
+def scatter(x, lut, nhidden):
+    """`y[lut[i]] = x[i]`, 0 in the other of the nhidden rows. Its gradient is `gather`."""
+    x = np.asarray(x, np.float64)
+    y = np.zeros((nhidden, *x.shape[1:]))
+    for i, row in enumerate(lut):
+        y[row] = x[i]
+    return y
+
+
+def scatter_add(x, y, lut):
+    """x with `y[i]` added in row `lut[i]`. Its gradients are dz for x and `gather(dz)` for y."""
+    z = np.array(x, np.float64)
+    for i, row in enumerate(lut):
+        z[row] += np.asarray(y, np.float64)[i]
+    return z
+
+
+def scatter_mul(x, y, lut):
+    """x with row `lut[i]` multiplied by `y[i]`."""
+    z = np.array(x, np.float64)
+    for i, row in enumerate(lut):
+        z[row] *= np.asarray(y, np.float64)[i]
+    return z
+
+
+def scatter_mul_grad(dz, x, y, lut):
+    """The gradients of `scatter_mul`: `(dx, dy)`, dz * y in the rows of lut and dz in others; dz * x gathered."""
+    return scatter_mul(dz, y, lut), gather(np.asarray(dz, np.float64) * np.asarray(x, np.float64), lut)

@@ -1,0 +1,117 @@
+"""What several tests need: random layouts and values, rounding, and how close a result has to be."""
+
+import functools
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+
+# dtype: (bits of the significand, exponent of the smallest normal number, largest exponent)
+_FORMATS = {
+    np.dtype(np.float32): (24, -126, 127),
+    np.dtype(np.float16): (11, -14, 15),
+    bfloat16: (8, -126, 127),
+}
+_UNIT_ROUNDOFF = 2.0**-24  # of float32, in which all sums are kept
+
+
+@functools.cache
+def devices():
+    """The devices to test on: the CPU, and the first GPU if there is one."""
+    import tensorflow as tf
+
+    return ["/CPU:0"] + ["/GPU:0"] * bool(tf.config.list_physical_devices("GPU"))
+
+
+@st.composite
+def layouts(draw, max_rows=12, max_columns=12):
+    """Bool layouts of any shape up to the given, any density, with at least one block."""
+    CB, KB = draw(st.integers(1, max_rows)), draw(st.integers(1, max_columns))
+    present = draw(st.lists(st.booleans(), min_size=CB * KB, max_size=CB * KB))
+    present[draw(st.integers(0, CB * KB - 1))] = True
+    return np.array(present).reshape(CB, KB)
+
+
+def random_layout(rng, CB, KB, density):
+    """A bool layout with the given share of blocks (in expectation), at least one."""
+    layout = rng.random((CB, KB)) < density
+    layout[rng.integers(CB), rng.integers(KB)] = True
+    return layout
+
+
+def random_values(rng, shape, dtype):
+    """Standard normal numbers, rounded to dtype."""
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def ulp(x, dtype):
+    """Distance, float64, between numbers of dtype at the magnitude of x: that of the binade that |x| lies in."""
+    bits, smallest, _ = _FORMATS[np.dtype(dtype)]
+    _, exponent = np.frexp(np.asarray(x, np.float64))  # |x| = m 2^exponent, 1/2 <= m < 1
+    return np.ldexp(1.0, np.maximum(np.where(x == 0, smallest, exponent - 1), smallest) - (bits - 1))
+
+
+def round_to(x, dtype):
+    """float64 numbers rounded once to dtype: to nearest, ties to even, with subnormals, overflow to infinity.
+
+    `astype` will not do for bfloat16: it goes by way of float32 and rounds twice.
+    """
+    x = np.asarray(x, np.float64)
+    bits, _, largest = _FORMATS[np.dtype(dtype)]
+    with np.errstate(invalid="ignore"):
+        spacing = np.where(np.isfinite(x), ulp(x, dtype), 1.0)
+        rounded = np.rint(x / spacing) * spacing  # division and product by a power of 2 are exact
+        limit = np.ldexp(2.0 - 2.0 ** (1 - bits), largest)
+        rounded = np.where(np.abs(rounded) > limit, np.copysign(np.inf, x), rounded)
+    return np.where(np.isnan(x), np.nan, rounded).astype(dtype)
+
+
+def assert_product_close(actual, expected, magnitude, terms, tf32=False):
+    """Checks a sum of products that was kept in float32 and rounded once.
+
+    Args:
+      actual: the result, float32, float16 or bfloat16.
+      expected: the same in float64, not rounded.
+      magnitude: the same in float64 with all factors replaced by their absolute values.
+      terms: how many products one entry sums at most.
+      tf32: the factors may have been rounded to TF32 (11 bits).
+
+    Entry by entry the result may be off by
+
+    * half the spacing of its dtype, for the one rounding at the end, and
+    * what float32 sums lose: every addition rounds by up to u = 2^-24 of the partial sum. Over n terms of random sign
+      that grows like sqrt(n); against the sum of absolute values, max(4, sqrt(n)) u leaves a few standard deviations.
+      (float16 or bfloat16 sums would lose 2^13 or 2^16 times as much.)
+    * with TF32, 2^-11 for each of the two factors.
+
+    And for float32 the error of the whole, relative in the Euclidean norm, is at most 1e-6 up to 1024 terms (a sum in
+    one sequence gives about 0.4 u sqrt(n) = 0.8e-6 there), growing with sqrt(n) beyond; 1e-3 with TF32, whose roundings
+    give 2^-11 / sqrt(3) each, about 4e-4 for two.
+
+    NaN and infinity must be where they are expected.
+    """
+    actual = np.asarray(actual)
+    expected, magnitude = np.asarray(expected, np.float64), np.asarray(magnitude, np.float64)
+    assert actual.dtype in _FORMATS, f"no tolerance for {actual.dtype}"
+    assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"
+    assert magnitude.shape == expected.shape
+    wide = actual.astype(np.float64)
+    loss = max(4.0, np.sqrt(terms)) * _UNIT_ROUNDOFF + (2.0**-10 if tf32 else 0.0)
+    with np.errstate(invalid="ignore"):
+        tolerance = ulp(np.where(np.isfinite(expected), expected, 0.0), actual.dtype) / 2 + loss * magnitude
+        same = (wide == round_to(expected, actual.dtype).astype(np.float64)) | (np.isnan(wide) & np.isnan(expected))
+        good = same | (np.isfinite(wide) & np.isfinite(expected) & (np.abs(wide - expected) <= tolerance))
+    if not good.all():
+        worst = np.unravel_index(np.argmin(good), good.shape)
+        raise AssertionError(
+            f"{np.count_nonzero(~good)} of {good.size} entries are wrong, the first at {tuple(map(int, worst))}: "
+            f"{wide[worst]!r}, expected {expected[worst]!r} +- {tolerance[worst]:.3g}"
+        )
+    finite = np.isfinite(expected) & np.isfinite(wide)
+    if actual.dtype == np.float32 and finite.any():
+        error = np.linalg.norm(wide[finite] - expected[finite])
+        norm = np.linalg.norm(expected[finite])
+        allowed = 1e-3 if tf32 else 1e-6 * max(1.0, np.sqrt(terms / 1024))
+        assert error <= allowed * norm, f"relative error {error / norm if norm else np.inf:.3g}, allowed {allowed:.3g}"
