@@ -64,6 +64,11 @@ struct Chip {
 namespace cuda {
 // The current device, read once; an error that says what was found where the chip or the driver will not do.
 Status CurrentChip(Chip* chip);
+// Devices that CurrentChip would accept; 0 without a driver.
+int UsableDevices();
+// Device memory for callers without an allocator of their own, as behind the C interface.
+Status Allocate(int64_t bytes, void** device);
+void Free(void* device);
 // Copies from ordinary host memory, in the order of the stream; the source may be freed on return.
 Status CopyToDevice(void* device, const void* host, int64_t bytes, Stream stream);
 Status Synchronize(Stream stream);
