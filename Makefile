@@ -18,7 +18,9 @@ SOURCES := $(wildcard src/kernels/*.cc src/cpu/*.cc src/ops/*.cc)
 ifneq ($(NVCC),)
 SOURCES += $(wildcard src/cuda/*.cu src/cuda/*.cc src/cuda/*/*.cu)
 CXXFLAGS += -DBLOCKSPARSE_CUDA=1
-CUDA_LIBS := -L$(dir $(NVCC))../lib64 -lcudart_static -lrt -ldl -lpthread
+# nvcc may be a wrapper elsewhere: ask it where its toolkit lies.
+CUDA_TOP := $(shell $(NVCC) --dryrun -x cu /dev/null -c 2>&1 | sed -n 's/^\#\$$ TOP=//p')
+CUDA_LIBS := $(addprefix -L$(CUDA_TOP)/,lib64 lib) -lcudart_static -lrt -ldl -lpthread
 endif
 OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 
@@ -31,6 +33,12 @@ lib: $(LIBRARY)
 
 $(LIBRARY): $(OBJECTS)
 	g++ -shared -Wl,-z,defs -o $@ $^ -L$(TF_DIR) -l:libtensorflow_framework.so.2 $(CUDA_LIBS)
+
+# The kernels alone, for callers without TensorFlow: benchmarks, sanitizers, other frameworks.
+KERNELS := $(BUILD)/libblocksparse_kernels.so
+kernels: $(KERNELS)
+$(KERNELS): $(filter-out $(BUILD)/src/ops/%,$(OBJECTS))
+	g++ -shared -Wl,-z,defs -o $@ $^ $(CUDA_LIBS) -lpthread
 
 $(BUILD)/src/ops/%.cc.o: src/ops/%.cc
 	@mkdir -p $(@D)
@@ -46,4 +54,4 @@ clean:
 	rm -rf $(BUILD) $(LIBRARY)
 
 -include $(OBJECTS:.o=.d)
-.PHONY: lib clean
+.PHONY: lib kernels clean

@@ -11,8 +11,8 @@ constexpr int kThreads = 128;
 
 // One thread block per block of the weight. The sum's order is fixed: each thread's stride, then a tree.
 template <typename T, typename Out>
-__global__ void __launch_bounds__(kThreads) GateGrad(const float* dw, const T* w, const float* gates, bool gated,
-                                                     int area, Out* dw_out, float* dgate) {
+__global__ void __launch_bounds__(kThreads)
+    GateGrad(const float* dw, const T* w, const float* gates, bool gated, int area, Out* dw_out, float* dgate) {
   const int64_t first = int64_t(blockIdx.x) * area;
   const float gate = gates[blockIdx.x];
   const bool dead = gated && gate == 0.f;

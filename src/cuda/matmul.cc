@@ -35,8 +35,8 @@ int64_t MatmulWorkspaceBytes(const MatmulProblem& problem, const MatmulChoice& c
   return sm80::WorkspaceBytes(problem, choice, plan, chip);
 }
 
-Status RunMatmul(const MatmulProblem& problem, const MatmulChoice& choice, const MatmulPlan& plan,
-                 const int32_t* words, void* workspace, const Chip& chip, Stream stream) {
+Status RunMatmul(const MatmulProblem& problem, const MatmulChoice& choice, const MatmulPlan& plan, const int32_t* words,
+                 void* workspace, const Chip& chip, Stream stream) {
 #if __has_include("cuda/matmul_sm90.h")
   if (choice.family >= sm90::kFirstFamily) return sm90::Run(problem, choice, plan, words, workspace, chip, stream);
 #endif

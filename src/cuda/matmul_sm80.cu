@@ -98,10 +98,10 @@ Status Run(const MatmulProblem& p, const MatmulChoice&, const MatmulPlan& plan, 
     if (total == 0) return {};
     WithType(p.dtype, [&](auto type) {
       using T = decltype(type);
-      ProductKernel<<<Grid(total), kThreads, 0, stream>>>(
-          words + plan.numbers[0], words + plan.numbers[1], words + plan.numbers[2], static_cast<const T*>(p.a[0]),
-          static_cast<const T*>(p.b[0]), p.gate, static_cast<T*>(p.out), p.n[0], in, out, p.bsize, p.axis, forward,
-          total);
+      ProductKernel<<<Grid(total), kThreads, 0, stream>>>(words + plan.numbers[0], words + plan.numbers[1],
+                                                          words + plan.numbers[2], static_cast<const T*>(p.a[0]),
+                                                          static_cast<const T*>(p.b[0]), p.gate, static_cast<T*>(p.out),
+                                                          p.n[0], in, out, p.bsize, p.axis, forward, total);
     });
     BLOCKSPARSE_CUDA_LAUNCHED();
     return {};
