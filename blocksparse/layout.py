@@ -42,7 +42,7 @@ class BlockLayout:
 
     Raises:
       TypeError: the entries are neither bool nor integers nor real numbers.
-      ValueError: the layout is not two-dimensional, has no block, holds NaN, or has 2^31 or more rows, columns or blocks.
+      ValueError: the layout is not two-dimensional, has no block, holds NaN, or has 2^31 rows, columns or blocks.
 
     Attributes:
       CB, KB: rows and columns.
@@ -200,7 +200,7 @@ class BlockLayout:
 
     @functools.cached_property
     def l2_lut(self):
-        """int32, flat: `(offset, count, k, 0)` of each column, then the block ids, then a 0 if needed for even length."""
+        """int32, flat: `(offset, count, k, 0)` of each column, then the block ids, then a 0 if the length were odd."""
         header, ids = [], []
         for k, entries in self.fprop_list:
             header += (4 * self.KB + len(ids), len(entries), k, 0)
@@ -242,7 +242,7 @@ def _present(layout):
 
 
 def morton(c, k):
-    """Morton codes: bits of c in even positions, bits of k in odd ones. Integers below 2^32, any shape; gives uint64."""
+    """Morton codes: bits of c in even positions, of k in odd ones. Integers below 2^32, any shape; gives uint64."""
     return _spread(c) | _spread(k) << np.uint64(1)
 
 
@@ -283,8 +283,8 @@ def _mix(z):
 def segmentation(lengths):
     """How long columns are cut into segments of about equal work: `(segment size, shortest rest)` from their lengths.
 
-    With max and min the largest and smallest length that is not 0: nothing is cut unless max / min > 2; then the size is
-    `max(ceil(max / 4), 2 min)`, and a rest shorter than `max(ceil(size / 4), 4)` stays with the segment before it.
+    With max and min the largest and smallest length that is not 0: nothing is cut unless max / min > 2; then the size
+    is `max(ceil(max / 4), 2 min)`, and a rest shorter than `max(ceil(size / 4), 4)` stays with the segment before it.
     """
     lengths = lengths[lengths > 0]
     longest, shortest = int(lengths.max()), int(lengths.min())

@@ -1,5 +1,7 @@
 """The oracle against the worked examples, against dense products and finite differences; and the rounding helpers."""
 
+import functools
+
 import helpers
 import ml_dtypes
 import numpy as np
@@ -58,7 +60,7 @@ def test_products_equal_dense_ones(layout, bsize, axis, z_order, gated, batch, s
         forward, back, outer = "c...,ck->k...", "k...,ck->c...", "cn,kn->ck"
     options = {"bsize": bsize, "axis": axis, "z_order": z_order}
     dense = dense_of(w, layout, z_order, gate)
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
 
     np.testing.assert_array_equal(ref.dense_weight(w, layout, gate, z_order), dense)
     close(ref.matmul(x, w, layout, gate=gate, **options), np.einsum(forward, x, dense))
@@ -175,7 +177,10 @@ def test_l2_normalize_gradient_by_differences(rng, epsilon):
     layout = np.array([[1, 0, 1], [1, 1, 0], [0, 1, 1], [1, 0, 0]])
     w = rng.standard_normal((7, 2, 2))
     gain, dy = rng.standard_normal(6), rng.standard_normal(w.shape)
-    loss = lambda w, gain: np.sum(dy * ref.l2_normalize(w, layout, gain, epsilon)[0])
+
+    def loss(w, gain):
+        return np.sum(dy * ref.l2_normalize(w, layout, gain, epsilon)[0])
+
     dw, dgain = ref.l2_normalize_grad(w, dy, layout, gain, epsilon)
     step = 1e-6
     for i in np.ndindex(*w.shape):
@@ -245,7 +250,7 @@ def test_the_tolerance_passes_what_is_right_and_nothing_else(rng, dtype):
     a, b = (helpers.random_values(rng, shape, dtype).astype(np.float32) for shape in ((64, 512), (512, 48)))
     exact = a.astype(np.float64) @ b.astype(np.float64)
     magnitude = np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64)
-    check = lambda actual, **kw: assert_product_close(actual, exact, magnitude, 512, **kw)
+    check = functools.partial(assert_product_close, expected=exact, magnitude=magnitude, terms=512)
     sequence = np.zeros((64, 48), np.float32)
     for i in range(512):
         sequence += a[:, i : i + 1] * b[i : i + 1]
