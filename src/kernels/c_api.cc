@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/abi.h"
 #include "kernels/common.h"
 #include "kernels/layout_table.h"
 #include "kernels/matmul.h"
@@ -238,7 +239,7 @@ extern "C" {
 
 const char* bs_last_error(void) { return last_error.c_str(); }
 
-int bs_abi_version(void) { return LayoutTable::kVersion; }
+int bs_abi_version(void) { return BLOCKSPARSE_ABI; }
 
 int bs_device_count(void) {
 #ifdef BLOCKSPARSE_CUDA
