@@ -103,8 +103,10 @@ SOURCES := $(wildcard src/kernels/*.cc src/cpu/*.cc src/ops/*.cc)
 ifneq ($(NVCC),)
 SOURCES += $(wildcard src/cuda/*.cu src/cuda/*.cc src/cuda/*/*.cu)
 CXXFLAGS += -DBLOCKSPARSE_CUDA=1
-# nvcc knows where its libraries lie, but for NVIDIA's pip packages, which keep them in lib.
-LINK := $(NVCC) -shared -cudart static -cudadevrt none -Xlinker=-z,defs -L$(dir $(NVCC))../lib
+# nvcc knows where its libraries lie, but for NVIDIA's pip packages, which keep them in lib. TensorFlow exports the names
+# of the CUDA runtime too: ours comes before it, and its names stay inside.
+LINK := $(NVCC) -shared -cudart none -cudadevrt none -Xlinker=-z,defs,--exclude-libs,ALL
+CUDA_LIBS := -L$(dir $(NVCC))../lib -lcudart_static -lrt -ldl
 else
 LINK := $(CXX) -shared -Wl,-z,defs
 endif
@@ -127,7 +129,7 @@ CXX_VERSION := $(shell $(CXX) --version | head -1)
 CUDA_VERSION := $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release .*, V//p'))
 CXX_STAMP := $(call stamp,cxx.flags,$(CXX) $(CXX_VERSION) $(CXXFLAGS))
 CUDA_STAMP := $(call stamp,cuda.flags,$(NVCC) $(CUDA_VERSION) $(CXX_VERSION) $(NVCCFLAGS))
-LINK_STAMP := $(call stamp,link.flags,$(LINK) $(OBJECTS))
+LINK_STAMP := $(call stamp,link.flags,$(LINK) $(CUDA_LIBS) $(OBJECTS))
 OPS_STAMP := $(if $(SITE),$(call stamp,ops.flags,$(TF_VERSION) $(TFFLAGS)))
 -include $(OBJECTS:.o=.d)
 endif
@@ -141,13 +143,13 @@ lib: $(BUILD)/$(LIBRARY) $(BUILD)/$(INFO)
 
 $(BUILD)/$(LIBRARY): $(OBJECTS) $(LINK_STAMP)
 	$(call say,link $@)
-	$(Q)$(LINK) -o $@ $(OBJECTS) -L$(SITE)/tensorflow -l:libtensorflow_framework.so.2 -lpthread
+	$(Q)$(LINK) -o $@ $(OBJECTS) $(CUDA_LIBS) -L$(SITE)/tensorflow -l:libtensorflow_framework.so.2 -lpthread
 
 # The kernels alone, for callers without TensorFlow: benchmarks, sanitizers, other frameworks.
 kernels: $(KERNELS)
 $(KERNELS): $(KERNEL_OBJECTS) $(LINK_STAMP)
 	$(call say,link $@)
-	$(Q)$(LINK) -o $@ $(KERNEL_OBJECTS) -lpthread
+	$(Q)$(LINK) -o $@ $(KERNEL_OBJECTS) $(CUDA_LIBS) -lpthread
 
 # What blocksparse/_library.py checks before it loads the library.
 $(BUILD)/$(INFO): $(BUILD)/$(LIBRARY)
