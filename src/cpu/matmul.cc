@@ -1,82 +1,267 @@
-// Block-sparse matrix product on the host.
+// Block-sparse matrix product on the host: how the work is cut. The arithmetic is in matmul_kernels.h.
 #include "kernels/matmul.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "cpu/convert.h"
+#include "cpu/isa.h"
 
 namespace blocksparse {
 namespace cpu {
 namespace {
 
-constexpr int kRows = 32;  // batch entries a task works on
+// What the cost estimates assume of one thread; they only decide whether waking another one pays.
+constexpr double kMacPerNs = 30, kBytesPerNs = 8;
 
-float* Scratch(void* workspace, int worker, int64_t floats) {
-  return static_cast<float*>(workspace) + int64_t(worker) * floats;
-}
+// Batch entries of a weight gradient that are packed at a time: bounds the workspace.
+constexpr int64_t kGradPass = 512;
+// Input features whose packed activations of one pass stay in a second-level cache.
+constexpr int kGradSlice = 128;
+// Features packed by one task.
+constexpr int64_t kPackFeatures = 256;
+// Output features that are written together, so that whole cache lines reach memory when features come last.
+constexpr int kUnitFeatures = 64;
+constexpr int kUnits = 256;
 
-int64_t ScratchFloats(const MatmulProblem& p) { return int64_t(p.bsize) * (p.bsize + 2 * kRows); }
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t Rounded(int64_t floats) { return CeilDiv(floats, 16) * 16; }
+int64_t Ns(double macs, double bytes) { return int64_t(std::max(macs / kMacPerNs, bytes / kBytesPerNs)); }
 
-// One output block of kRows batch entries.
-void ProductTask(const MatmulProblem& p, const MatmulPlan& plan, int64_t n0, int rows, int j, float* scratch) {
-  const bool forward = p.product == Product::kForward;
-  const int b = p.bsize;
-  const int64_t in = forward ? p.C() : p.K(), out = forward ? p.K() : p.C(), n = p.n[0];
-  const int32_t* ptr = plan.words.data() + plan.numbers[0];
-  const int32_t* inner = plan.words.data() + plan.numbers[1];
-  const int32_t* ids = plan.words.data() + plan.numbers[2];
-  float *w = scratch, *x = w + b * b, *sum = x + kRows * b;
-  std::fill(sum, sum + kRows * b, 0.f);
-  for (int e = ptr[j]; e < ptr[j + 1]; ++e) {
-    const float gate = p.gate ? p.gate[ids[e]] : 1.f;
-    if (gate == 0.f) continue;
-    for (int c = 0; c < b; ++c)
-      for (int k = 0; k < b; ++k) {
-        const int64_t i = int64_t(ids[e]) * b * b + (forward ? c * b + k : k * b + c);
-        w[c * b + k] = gate * Load(p.b[0], i, p.dtype);
-      }
-    for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < b; ++c) {
-        const int64_t f = int64_t(inner[e]) * b + c;
-        x[r * b + c] = Load(p.a[0], p.axis == 1 ? (n0 + r) * in + f : f * n + n0 + r, p.dtype);
-      }
-    for (int r = 0; r < rows; ++r)
-      for (int c = 0; c < b; ++c)
-        for (int k = 0; k < b; ++k) sum[r * b + k] += x[r * b + c] * w[c * b + k];
+// The batch in panels of `tile` entries, none of them much narrower than the others.
+struct Panels {
+  Panels(int64_t n, int lanes, int64_t tile) : n(n), lanes(lanes), vectors(CeilDiv(n, lanes)), most(tile / lanes) {
+    count = CeilDiv(vectors, most);
+    narrower = count * most - vectors;  // this many panels are one vector short
+    if (narrower > count) narrower = 0;
   }
-  for (int r = 0; r < rows; ++r)
-    for (int k = 0; k < b; ++k) {
-      const int64_t f = int64_t(j) * b + k;
-      Store(p.out, p.axis == 1 ? (n0 + r) * out + f : f * n + n0 + r, p.dtype, sum[r * b + k]);
-    }
-}
+  int64_t First(int64_t panel) const { return (panel * most - std::max<int64_t>(panel - (count - narrower), 0)) * lanes; }
+  int Width(int64_t panel) const {
+    return int(std::min(panel < count - narrower ? most : most - (narrower > 0), vectors)) * lanes;
+  }
+  int Entries(int64_t panel) const { return int(std::min<int64_t>(Width(panel), n - First(panel))); }
 
-void WeightGradTask(const MatmulProblem& p, const MatmulPlan& plan, int64_t w, float* scratch) {
-  const int b = p.bsize;
-  const int64_t C = p.C(), K = p.K(), c0 = int64_t(plan.words[2 * w]) * b, k0 = int64_t(plan.words[2 * w + 1]) * b;
-  float *sum = scratch, *x = sum + b * b, *dy = x + b;
-  std::fill(sum, sum + b * b, 0.f);
-  const bool read = !p.gate || p.gate[w] != 0.f;
-  for (int q = 0; q < p.pairs && read; ++q)
-    for (int64_t n = 0; n < p.n[q]; ++n) {
-      for (int i = 0; i < b; ++i) {
-        x[i] = Load(p.a[q], p.axis == 1 ? n * C + c0 + i : (c0 + i) * p.n[q] + n, p.dtype);
-        dy[i] = Load(p.b[q], p.axis == 1 ? n * K + k0 + i : (k0 + i) * p.n[q] + n, p.dtype);
-      }
-      for (int c = 0; c < b; ++c)
-        for (int k = 0; k < b; ++k) sum[c * b + k] += x[c] * dy[k];
+  int64_t n;
+  int lanes;
+  int64_t vectors, most, count, narrower;
+};
+
+// Forward or input gradient, with the layout's columns (rows) as outputs.
+struct ProductRun {
+  ProductRun(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const MatmulKernels& kernels,
+             int threads)
+      : p(p),
+        kernels(kernels),
+        forward(p.product == Product::kForward),
+        in_features(forward ? p.C() : p.K()),
+        out_features(forward ? p.K() : p.C()),
+        panels(p.n[0], kernels.lanes, choice.tile),
+        one(p.n[0] == 1),
+        fused(!one && (threads == 1 || panels.count >= 2 * threads)),
+        ptr(plan.words.data() + plan.numbers[0]),
+        in(plan.words.data() + plan.numbers[1]),
+        ids(plan.words.data() + plan.numbers[2]),
+        units(plan.words.data() + plan.numbers[3]),
+        unit_count(plan.numbers[4]),
+        sums_floats(Rounded(std::max(kUnitFeatures, p.bsize) * choice.tile)),
+        packed_floats(Rounded(in_features * (one ? 1 : fused ? choice.tile : panels.vectors * kernels.lanes))) {}
+
+  int64_t WorkerFloats() const { return sums_floats + kColumnScratch + (fused ? packed_floats : 0); }
+  int64_t WorkspaceFloats(int threads) const { return WorkerFloats() * threads + (fused ? 0 : packed_floats); }
+
+  // Outputs [units[u], units[u + 1]) of one panel.
+  void Unit(int64_t u, int64_t panel, const float* packed, float* scratch) const {
+    const int width = one ? 1 : panels.Width(panel), b = p.bsize;
+    Column column;
+    column.bsize = b;
+    column.transposed = !forward;
+    column.dtype = p.dtype;
+    column.weights = p.b[0];
+    column.gate = p.gate;
+    column.panel = packed;
+    column.width = width;
+    column.scratch = scratch + sums_floats;
+    for (int64_t f = units[u]; f < units[u + 1]; f += column.o1 - column.o0) {
+      const int64_t j = f / b;
+      column.o0 = int(f - j * b);
+      column.o1 = int(std::min<int64_t>(b, units[u + 1] - j * b));
+      column.in = in + ptr[j];
+      column.ids = ids + ptr[j];
+      column.count = ptr[j + 1] - ptr[j];
+      column.out = scratch + (f - units[u]) * width;
+      if (one)
+        kernels.column_of_one(column);
+      else
+        kernels.column(column);
     }
-  for (int64_t i = 0; i < b * b; ++i)
-    Store(p.out, w * b * b + i, p.out_dtype, sum[i] + (p.addend ? p.addend[w * b * b + i] : 0.f));
+    if (one)
+      kernels.finish(scratch, 1.f, nullptr, units[u + 1] - units[u], Offset(p.out, units[u]), p.dtype);
+    else
+      kernels.unpack_panel(scratch, width, Outputs(), panels.First(panel), panels.Entries(panel), units[u],
+                           units[u + 1]);
+  }
+
+  void Run(float* workspace, ThreadPool* pool) const {
+    const double macs = double(p.blocks) * p.bsize * p.bsize * panels.vectors * kernels.lanes;
+    const double bytes = double(p.blocks) * p.bsize * p.bsize * SizeOf(p.dtype);
+    if (fused) {
+      pool->ForEach(panels.count, Ns(macs / panels.count, bytes), [&](int64_t panel, int worker) {
+        KeepSubnormals keep;
+        float *scratch = workspace + worker * WorkerFloats(), *packed = scratch + sums_floats + kColumnScratch;
+        kernels.pack_panel(Inputs(), panels.First(panel), panels.Entries(panel), 0, in_features, panels.Width(panel),
+                           packed);
+        for (int64_t u = 0; u < unit_count; ++u) Unit(u, panel, packed, scratch);
+      });
+      return;
+    }
+    float* packed = workspace + WorkerFloats() * pool->threads();
+    if (one) {
+      if (p.dtype == DType::kFloat32)
+        packed = static_cast<float*>(const_cast<void*>(p.a[0]));
+      else
+        kernels.pack_panel({const_cast<void*>(p.a[0]), p.dtype, 0, in_features, 1}, 0, int(in_features), 0, 1,
+                           int(in_features), packed);
+    } else {
+      const int64_t slices = CeilDiv(in_features, kPackFeatures);
+      const double moved = double(kPackFeatures) * panels.Width(0) * (SizeOf(p.dtype) + 4);
+      pool->ForEach(slices * panels.count, Ns(0, moved), [&](int64_t task, int) {
+        KeepSubnormals keep;
+        const int64_t panel = task / slices, f0 = task % slices * kPackFeatures;
+        kernels.pack_panel(Inputs(), panels.First(panel), panels.Entries(panel), f0,
+                           std::min(f0 + kPackFeatures, in_features), panels.Width(panel),
+                           packed + panels.First(panel) * in_features + f0 * panels.Width(panel));
+      });
+    }
+    const int64_t tasks = unit_count * panels.count;
+    pool->ForEach(tasks, Ns(macs / tasks, bytes / unit_count), [&](int64_t task, int worker) {
+      KeepSubnormals keep;
+      const int64_t panel = task % panels.count;
+      Unit(task / panels.count, panel, packed + panels.First(panel) * in_features,
+           workspace + worker * WorkerFloats());
+    });
+  }
+
+  Activations Inputs() const { return {const_cast<void*>(p.a[0]), p.dtype, p.axis, p.n[0], in_features}; }
+  Activations Outputs() const { return {p.out, p.dtype, p.axis, p.n[0], out_features}; }
+  void* Offset(void* data, int64_t elements) const { return static_cast<char*>(data) + elements * SizeOf(p.dtype); }
+
+  const MatmulProblem& p;
+  const MatmulKernels& kernels;
+  const bool forward;
+  const int64_t in_features, out_features;
+  const Panels panels;
+  const bool one, fused;  // fused: each worker packs a panel and computes all its outputs while it is in the cache
+  const int32_t *ptr, *in, *ids, *units;
+  const int64_t unit_count, sums_floats, packed_floats;
+};
+
+struct GradRun {
+  GradRun(const MatmulProblem& p, const MatmulPlan& plan, const MatmulKernels& kernels)
+      : p(p), kernels(kernels), order(plan.words.data()), piece(std::min(p.bsize, kGradPiece)), area(p.bsize * p.bsize) {
+    for (int q = 0; q < p.pairs; ++q) n += p.n[q];
+    stride = std::min(n, kGradPass);
+  }
+
+  bool InPlace() const { return p.out_dtype == DType::kFloat32; }
+  int64_t PackedFloats() const { return Rounded(stride * (p.C() + p.K())); }
+  int64_t SumsFloats(int threads) const {
+    if (InPlace()) return 0;
+    return int64_t(area) * (n > stride ? p.blocks : threads);
+  }
+
+  // Rows [n0, n0 + count) of all pairs laid end to end, features [f0, f1) of x or dy.
+  void Pack(bool of_x, int64_t n0, int64_t count, int64_t f0, int64_t f1, float* pieces) const {
+    const int64_t features = of_x ? p.C() : p.K();
+    int64_t first = 0;
+    for (int q = 0; q < p.pairs; first += p.n[q++]) {
+      const int64_t from = std::max(n0, first), to = std::min(n0 + count, first + p.n[q]);
+      if (from >= to) continue;
+      const Activations a = {const_cast<void*>(of_x ? p.a[q] : p.b[q]), p.dtype, p.axis, p.n[q], features};
+      kernels.pack_pieces(a, from - first, to - from, f0, f1, piece, stride,
+                          pieces + f0 * stride + (from - n0) * piece);
+    }
+  }
+
+  void Block(int64_t i, bool first, bool last, int64_t count, const float* x, const float* dy, float* sums) const {
+    const int64_t c = order[3 * i] * int64_t(p.bsize), k = order[3 * i + 1] * int64_t(p.bsize), w = order[3 * i + 2];
+    const int b = p.bsize;
+    if (InPlace()) {
+      sums = static_cast<float*>(p.out) + w * area;
+    } else if (n > stride) {
+      sums += w * area;
+    }
+    if (p.gate && p.gate[w] == 0.f) {
+      if (first) std::fill(sums, sums + area, 0.f);
+    } else {
+      for (int r = 0; r < b; r += piece)
+        for (int s = 0; s < b; s += piece)
+          kernels.grad_piece(x + (c + r) * stride, dy + (k + s) * stride, count, piece, sums + r * b + s, b, !first);
+    }
+    if (last && (!InPlace() || p.addend))
+      kernels.finish(sums, 1.f, p.addend ? p.addend + w * area : nullptr, area,
+                     static_cast<char*>(p.out) + w * area * SizeOf(p.out_dtype), p.out_dtype);
+  }
+
+  void Run(float* workspace, ThreadPool* pool) const {
+    float *x = workspace, *dy = x + stride * p.C(), *sums = workspace + PackedFloats();
+    const int64_t x_tasks = CeilDiv(p.C(), kPackFeatures), dy_tasks = CeilDiv(p.K(), kPackFeatures);
+    const int64_t tasks = std::min<int64_t>(p.blocks, 32 * pool->threads());
+    for (int64_t n0 = 0; n0 == 0 || n0 < n; n0 += kGradPass) {
+      const int64_t count = std::min(kGradPass, n - n0);
+      pool->ForEach(x_tasks + dy_tasks, Ns(0, 8.0 * kPackFeatures * count), [&](int64_t task, int) {
+        KeepSubnormals keep;
+        const bool of_x = task < x_tasks;
+        const int64_t f0 = (of_x ? task : task - x_tasks) * kPackFeatures;
+        Pack(of_x, n0, count, f0, std::min(f0 + kPackFeatures, of_x ? p.C() : p.K()), of_x ? x : dy);
+      });
+      const double share = double(p.blocks) / tasks * area;
+      pool->ForEach(tasks, Ns(share * count, share * SizeOf(p.out_dtype)), [&](int64_t task, int worker) {
+        KeepSubnormals keep;
+        float* mine = n > stride ? sums : sums + worker * int64_t(area);
+        for (int64_t i = p.blocks * task / tasks; i < p.blocks * (task + 1) / tasks; ++i)
+          Block(i, n0 == 0, n0 + kGradPass >= n, count, x, dy, mine);
+      });
+    }
+  }
+
+  const MatmulProblem& p;
+  const MatmulKernels& kernels;
+  const int32_t* order;  // [blocks] of (c, k, w)
+  const int piece, area;
+  int64_t n = 0, stride = 0;
+};
+
+// Cuts the outputs into units of about equal cost: several small columns, or a part of a hub.
+std::vector<int32_t> Units(const int32_t* ptr, int columns, int bsize) {
+  const int64_t target = (int64_t(ptr[columns]) + columns) * bsize / kUnits + 1;
+  std::vector<int32_t> bounds = {0};
+  int64_t cost = 0;
+  for (int j = 0; j < columns; ++j) {
+    const int32_t begin = j * bsize, end = begin + bsize;
+    const int64_t mine = (int64_t(ptr[j + 1]) - ptr[j] + 1) * bsize;
+    if (begin > bounds.back() && (end - bounds.back() > kUnitFeatures || cost + mine > 2 * target)) {
+      bounds.push_back(begin);
+      cost = 0;
+    }
+    cost += mine;
+    if (mine <= 2 * target) continue;
+    const int step = int(std::max<int64_t>(bsize / 8 * target / mine, 1)) * 8;
+    for (int32_t f = begin + step; f < end; f += step) bounds.push_back(f);
+    bounds.push_back(end);
+    cost = 0;
+  }
+  if (bounds.back() < columns * bsize) bounds.push_back(columns * bsize);
+  return bounds;
 }
 
 }  // namespace
 
-MatmulChoice ChooseMatmul(const MatmulProblem&, const LayoutTable&, int) {
+MatmulChoice ChooseMatmul(const MatmulProblem& p, const LayoutTable&, int) {
   MatmulChoice choice;
-  choice.tile = kRows;
-  choice.name = "portable";
+  const MatmulKernels* kernels = nullptr;
+  if (!CurrentKernels(&kernels).ok()) return choice;  // RunMatmul reports it
+  choice.tile = kernels->lanes * kPanelVectors;
+  if (p.product != Product::kWeightGrad) choice.tile = std::min(choice.tile, CeilDiv(p.n[0], kernels->lanes) * kernels->lanes);
+  choice.name = kernels->name;
   return choice;
 }
 
@@ -88,52 +273,67 @@ Status PlanMatmul(const MatmulProblem& p, const LayoutTable& t, const MatmulChoi
     plan->numbers.push_back(int64_t(plan->words.size()));
     plan->words.insert(plan->words.end(), list, list + length);
   };
-  if (p.product == Product::kForward) {
-    append(t.column_ptr, t.KB + 1), append(t.column_c, t.blocks), append(t.column_w, t.blocks);
-  } else if (p.product == Product::kInputGrad) {
-    append(t.row_ptr, t.CB + 1), append(t.row_k, t.blocks), append(t.row_w, t.blocks);
-  } else {
-    append(t.update, 2 * int64_t(t.blocks));
+  if (p.product == Product::kWeightGrad) {
+    // Slices of input rows; in each slice column by column, so that a piece of dy serves the whole slice.
+    const int rows = std::max(kGradSlice / p.bsize, 1), slices = (t.CB + rows - 1) / rows;
+    std::vector<int32_t> next(slices + 1);
+    for (int s = 0; s <= slices; ++s) next[s] = t.row_ptr[std::min(s * rows, t.CB)];
+    plan->words.resize(3 * int64_t(t.blocks));
+    for (int k = 0; k < t.KB; ++k)
+      for (int e = t.column_ptr[k]; e < t.column_ptr[k + 1]; ++e) {
+        int32_t* entry = &plan->words[3 * int64_t(next[t.column_c[e] / rows]++)];
+        entry[0] = t.column_c[e], entry[1] = k, entry[2] = t.column_w[e];
+      }
+    return {};
   }
+  const bool forward = p.product == Product::kForward;
+  const int32_t* ptr = forward ? t.column_ptr : t.row_ptr;
+  const int columns = forward ? t.KB : t.CB;
+  append(ptr, columns + 1);
+  append(forward ? t.column_c : t.row_k, t.blocks);
+  append(forward ? t.column_w : t.row_w, t.blocks);
+  plan->words.resize(plan->words.size() + kListPadding, 0);
+  const std::vector<int32_t> units = Units(ptr, columns, p.bsize);
+  append(units.data(), int64_t(units.size()));
+  plan->numbers.push_back(int64_t(units.size()) - 1);
   return {};
 }
 
-int64_t MatmulWorkspaceBytes(const MatmulProblem& p, const MatmulChoice&, const MatmulPlan&, int threads) {
-  return ScratchFloats(p) * threads * int64_t(sizeof(float));
+int64_t MatmulWorkspaceBytes(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, int threads) {
+  const MatmulKernels* kernels = nullptr;
+  if (!CurrentKernels(&kernels).ok()) return 0;
+  int64_t floats = 0;
+  if (p.product == Product::kWeightGrad) {
+    const GradRun run(p, plan, *kernels);
+    floats = run.PackedFloats() + run.SumsFloats(threads);
+  } else if (p.n[0] > 0) {
+    floats = ProductRun(p, choice, plan, *kernels, threads).WorkspaceFloats(threads);
+  }
+  return floats * int64_t(sizeof(float));
 }
 
-Status RunMatmul(const MatmulProblem& p, const MatmulChoice&, const MatmulPlan& plan, void* workspace,
+Status RunMatmul(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, void* workspace,
                  ThreadPool* pool) {
-  const int64_t floats = ScratchFloats(p), area = int64_t(p.bsize) * p.bsize;
-  if (p.product == Product::kWeightGrad) {
-    int64_t n = 1;
-    for (int q = 0; q < p.pairs; ++q) n += p.n[q];
-    pool->ForEach(p.blocks, n * area / 8,
-                  [&](int64_t task, int worker) { WeightGradTask(p, plan, task, Scratch(workspace, worker, floats)); });
-    return {};
-  }
-  const int outputs = p.product == Product::kForward ? p.KB : p.CB;
-  const int64_t n = p.n[0], parts = (n + kRows - 1) / kRows;
-  if (parts == 0) return {};
-  const int64_t blocks = (p.blocks + outputs - 1) / outputs;
-  pool->ForEach(parts * outputs, std::min<int64_t>(n, kRows) * area * blocks / 8, [&](int64_t task, int worker) {
-    const int64_t n0 = task / outputs * kRows;
-    ProductTask(p, plan, n0, int(std::min<int64_t>(kRows, n - n0)), int(task % outputs),
-                Scratch(workspace, worker, floats));
-  });
+  const MatmulKernels* kernels = nullptr;
+  BLOCKSPARSE_RETURN_IF_ERROR(CurrentKernels(&kernels));
+  if (p.product == Product::kWeightGrad)
+    GradRun(p, plan, *kernels).Run(static_cast<float*>(workspace), pool);
+  else if (p.n[0] > 0)
+    ProductRun(p, choice, plan, *kernels, pool->threads()).Run(static_cast<float*>(workspace), pool);
   return {};
 }
 
 Status RunGateGrad(const GateGradProblem& p, ThreadPool* pool) {
+  const MatmulKernels* kernels = nullptr;
+  BLOCKSPARSE_RETURN_IF_ERROR(CurrentKernels(&kernels));
   const int64_t area = int64_t(p.bsize) * p.bsize;
-  pool->ForEach(p.blocks, area, [&](int64_t w, int) {
-    const bool dead = p.gated && p.gate[w] == 0.f;
-    float sum = 0.f;
-    for (int64_t i = w * area; i < (w + 1) * area; ++i) {
-      if (!dead) sum += p.dw[i] * Load(p.w, i, p.dtype);
-      Store(p.dw_out, i, p.out_dtype, p.gate[w] * p.dw[i]);
-    }
-    p.dgate[w] = sum;
+  pool->ForEach(p.blocks, Ns(0, double(area) * (4 + SizeOf(p.dtype) + SizeOf(p.out_dtype))), [&](int64_t w, int) {
+    KeepSubnormals keep;
+    const float* dw = p.dw + w * area;
+    const void* weights = static_cast<const char*>(p.w) + w * area * SizeOf(p.dtype);
+    p.dgate[w] = p.gated && p.gate[w] == 0.f ? 0.f : kernels->dot(dw, weights, area, p.dtype);
+    kernels->finish(dw, p.gate[w], nullptr, area, static_cast<char*>(p.dw_out) + w * area * SizeOf(p.out_dtype),
+                    p.out_dtype);
   });
   return {};
 }

@@ -1,0 +1,23 @@
+// Which instruction sets this CPU has, found once. BLOCKSPARSE_CPU_ISA = base, avx2 or avx512 asks for less than the best.
+#pragma once
+
+#include "cpu/matmul_kernels.h"
+
+namespace blocksparse {
+namespace cpu {
+
+// The best kernels that this CPU can run, or the ones asked for; what is asked for and missing gives an error.
+Status CurrentKernels(const MatmulKernels** kernels);
+
+// Subnormals count while it lives, whatever mode the thread was in: thread pools of frameworks often flush them.
+class KeepSubnormals {
+ public:
+  KeepSubnormals();
+  ~KeepSubnormals();
+
+ private:
+  unsigned saved_ = 0;
+};
+
+}  // namespace cpu
+}  // namespace blocksparse
