@@ -34,7 +34,9 @@ struct Panels {
     narrower = count * most - vectors;  // this many panels are one vector short
     if (narrower > count) narrower = 0;
   }
-  int64_t First(int64_t panel) const { return (panel * most - std::max<int64_t>(panel - (count - narrower), 0)) * lanes; }
+  int64_t First(int64_t panel) const {
+    return (panel * most - std::max<int64_t>(panel - (count - narrower), 0)) * lanes;
+  }
   int Width(int64_t panel) const {
     return int(std::min(panel < count - narrower ? most : most - (narrower > 0), vectors)) * lanes;
   }
@@ -63,7 +65,9 @@ struct ProductRun {
         units(plan.words.data() + plan.numbers[3]),
         unit_count(plan.numbers[4]),
         sums_floats(Rounded(std::max(kUnitFeatures, p.bsize) * choice.tile)),
-        packed_floats(Rounded(in_features * (one ? 1 : fused ? choice.tile : panels.vectors * kernels.lanes))) {}
+        packed_floats(Rounded(in_features * (one     ? 1
+                                             : fused ? choice.tile
+                                                     : panels.vectors * kernels.lanes))) {}
 
   int64_t WorkerFloats() const { return sums_floats + kColumnScratch + (fused ? packed_floats : 0); }
   int64_t WorkspaceFloats(int threads) const { return WorkerFloats() * threads + (fused ? 0 : packed_floats); }
@@ -135,8 +139,7 @@ struct ProductRun {
     pool->ForEach(tasks, Ns(macs / tasks, bytes / unit_count), [&](int64_t task, int worker) {
       KeepSubnormals keep;
       const int64_t panel = task % panels.count;
-      Unit(task / panels.count, panel, packed + panels.First(panel) * in_features,
-           workspace + worker * WorkerFloats());
+      Unit(task / panels.count, panel, packed + panels.First(panel) * in_features, workspace + worker * WorkerFloats());
     });
   }
 
@@ -156,7 +159,11 @@ struct ProductRun {
 
 struct GradRun {
   GradRun(const MatmulProblem& p, const MatmulPlan& plan, const MatmulKernels& kernels)
-      : p(p), kernels(kernels), order(plan.words.data()), piece(std::min(p.bsize, kGradPiece)), area(p.bsize * p.bsize) {
+      : p(p),
+        kernels(kernels),
+        order(plan.words.data()),
+        piece(std::min(p.bsize, kGradPiece)),
+        area(p.bsize * p.bsize) {
     for (int q = 0; q < p.pairs; ++q) n += p.n[q];
     stride = std::min(n, kGradPass);
   }
@@ -260,7 +267,8 @@ MatmulChoice ChooseMatmul(const MatmulProblem& p, const LayoutTable&, int) {
   const MatmulKernels* kernels = nullptr;
   if (!CurrentKernels(&kernels).ok()) return choice;  // RunMatmul reports it
   choice.tile = kernels->lanes * kPanelVectors;
-  if (p.product != Product::kWeightGrad) choice.tile = std::min(choice.tile, CeilDiv(p.n[0], kernels->lanes) * kernels->lanes);
+  if (p.product != Product::kWeightGrad)
+    choice.tile = std::min(choice.tile, CeilDiv(p.n[0], kernels->lanes) * kernels->lanes);
   choice.name = kernels->name;
   return choice;
 }

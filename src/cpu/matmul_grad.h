@@ -73,8 +73,7 @@ void PackPiecesOf(const Activations& a, int64_t n0, int64_t count, int64_t f0, i
     if (a.axis == 1) {
       for (int64_t n = 0; n < count; ++n)
         for (int c = 0; c < piece; c += kLanes)
-          StoreVec<DType::kFloat32, kLanes>(out + n * piece + c,
-                                            LoadVec<D, kLanes>(x + (n0 + n) * a.features + f + c));
+          StoreVec<DType::kFloat32, kLanes>(out + n * piece + c, LoadVec<D, kLanes>(x + (n0 + n) * a.features + f + c));
       continue;
     }
     for (int c = 0; c < piece; c += kLanes) {
@@ -96,9 +95,8 @@ void PackPiecesOf(const Activations& a, int64_t n0, int64_t count, int64_t f0, i
 template <int L>
 void PackPieces(const Activations& a, int64_t n0, int64_t count, int64_t f0, int64_t f1, int piece, int64_t stride,
                 float* pieces) {
-  ForDType(a.dtype, [&](auto dtype) {
-    PackPiecesOf<L, decltype(dtype)::value>(a, n0, count, f0, f1, piece, stride, pieces);
-  });
+  ForDType(a.dtype,
+           [&](auto dtype) { PackPiecesOf<L, decltype(dtype)::value>(a, n0, count, f0, f1, piece, stride, pieces); });
 }
 
 template <int L>

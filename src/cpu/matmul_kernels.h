@@ -28,14 +28,14 @@ struct Column {
   const int32_t* ids;  // [count] its weight block; readable kListPadding entries past the end
   int count;
   int bsize, o0, o1;
-  bool transposed;     // weights are read as [output][input]: input gradient
-  DType dtype;         // of weights
+  bool transposed;  // weights are read as [output][input]: input gradient
+  DType dtype;      // of weights
   const void* weights;
   const float* gate;   // or null
   const float* panel;  // [features][width]; for one batch entry [features]
   int width;
-  float* scratch;      // kColumnScratch floats
-  float* out;          // [o1 - o0][width]
+  float* scratch;  // kColumnScratch floats
+  float* out;      // [o1 - o0][width]
 };
 
 constexpr int kListPadding = 32;
@@ -53,12 +53,13 @@ struct MatmulKernels {
   // Batch entries [n0, n0 + count), features [f0, f1) into panel [features][width], whose columns past count are zero.
   void (*pack_panel)(const Activations& x, int64_t n0, int count, int64_t f0, int64_t f1, int width, float* panel);
   // [f1 - f0][width] to features [f0, f1) of batch entries [n0, n0 + count).
-  void (*unpack_panel)(const float* sums, int width, const Activations& y, int64_t n0, int count, int64_t f0, int64_t f1);
+  void (*unpack_panel)(const float* sums, int width, const Activations& y, int64_t n0, int count, int64_t f0,
+                       int64_t f1);
   void (*column)(const Column& column);
   void (*column_of_one)(const Column& column);  // batch of one entry
   // Batch entries [n0, n0 + count), features [f0, f1) into pieces [(f1 - f0) / piece][stride][piece], from row 0 on.
-  void (*pack_pieces)(const Activations& x, int64_t n0, int64_t count, int64_t f0, int64_t f1, int piece, int64_t stride,
-                      float* pieces);
+  void (*pack_pieces)(const Activations& x, int64_t n0, int64_t count, int64_t f0, int64_t f1, int piece,
+                      int64_t stride, float* pieces);
   // sums [piece, piece], `ld` apart, (+)= x^T dy of n batch entries.
   void (*grad_piece)(const float* x, const float* dy, int64_t n, int piece, float* sums, int ld, bool add);
   // out = round(scale * sums + addend)

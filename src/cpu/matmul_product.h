@@ -19,7 +19,7 @@ struct Tile {
   const float* weights;  // of the tile's first output
   const int32_t *in, *ids;
   int count, bsize;
-  const float* ahead;         // weights to prefetch, with the block ids in `next`
+  const float* ahead;  // weights to prefetch, with the block ids in `next`
   const int32_t* next;
   float* out;
   bool add;
@@ -75,7 +75,8 @@ void ConvertBlock(const Element<D>* w, int bsize, int o0, int o1, bool transpose
   const int c0 = transposed ? 0 : o0, c1 = transposed ? bsize : o1;
   for (int r = r0; r < r1; ++r) {
     int c = c0;
-    for (; c + L <= c1; c += L) StoreVec<DType::kFloat32, L>(out + r * bsize + c, LoadVec<D, L>(w + r * bsize + c) * gate);
+    for (; c + L <= c1; c += L)
+      StoreVec<DType::kFloat32, L>(out + r * bsize + c, LoadVec<D, L>(w + r * bsize + c) * gate);
     for (; c < c1; ++c) out[r * bsize + c] = LoadOne<D>(w + r * bsize + c) * gate;
   }
 }
@@ -227,9 +228,7 @@ void PackPanelOf(const Activations& a, int64_t n0, int count, int64_t f0, int64_
 
 template <int L>
 void PackPanel(const Activations& a, int64_t n0, int count, int64_t f0, int64_t f1, int width, float* panel) {
-  ForDType(a.dtype, [&](auto dtype) {
-    PackPanelOf<L, decltype(dtype)::value>(a, n0, count, f0, f1, width, panel);
-  });
+  ForDType(a.dtype, [&](auto dtype) { PackPanelOf<L, decltype(dtype)::value>(a, n0, count, f0, f1, width, panel); });
 }
 
 template <int L, DType D>
@@ -263,9 +262,7 @@ void UnpackPanelOf(const float* sums, int width, const Activations& a, int64_t n
 
 template <int L>
 void UnpackPanel(const float* sums, int width, const Activations& a, int64_t n0, int count, int64_t f0, int64_t f1) {
-  ForDType(a.dtype, [&](auto dtype) {
-    UnpackPanelOf<L, decltype(dtype)::value>(sums, width, a, n0, count, f0, f1);
-  });
+  ForDType(a.dtype, [&](auto dtype) { UnpackPanelOf<L, decltype(dtype)::value>(sums, width, a, n0, count, f0, f1); });
 }
 
 }  // namespace

@@ -19,13 +19,13 @@ namespace {
 // No alignment is asked of any address.
 template <int L>
 struct Vec;
-#define BLOCKSPARSE_VEC(L)                                                                        \
-  template <>                                                                                     \
-  struct Vec<L> {                                                                                 \
-    typedef float Float __attribute__((vector_size(4 * L), aligned(4), may_alias));               \
-    typedef int32_t Int __attribute__((vector_size(4 * L), aligned(4), may_alias));               \
-    typedef uint32_t Word __attribute__((vector_size(4 * L), aligned(4), may_alias));             \
-    typedef uint16_t Short __attribute__((vector_size(2 * L), aligned(2), may_alias));            \
+#define BLOCKSPARSE_VEC(L)                                                             \
+  template <>                                                                          \
+  struct Vec<L> {                                                                      \
+    typedef float Float __attribute__((vector_size(4 * L), aligned(4), may_alias));    \
+    typedef int32_t Int __attribute__((vector_size(4 * L), aligned(4), may_alias));    \
+    typedef uint32_t Word __attribute__((vector_size(4 * L), aligned(4), may_alias));  \
+    typedef uint16_t Short __attribute__((vector_size(2 * L), aligned(2), may_alias)); \
   }
 BLOCKSPARSE_VEC(4);
 BLOCKSPARSE_VEC(8);
@@ -146,12 +146,9 @@ inline Float<L> RowSums(Float<L>* rows) {
 template <class Body>
 inline void ForDType(DType dtype, const Body& body) {
   switch (dtype) {
-    case DType::kFloat32:
-      return body(std::integral_constant<DType, DType::kFloat32>());
-    case DType::kFloat16:
-      return body(std::integral_constant<DType, DType::kFloat16>());
-    case DType::kBFloat16:
-      return body(std::integral_constant<DType, DType::kBFloat16>());
+    case DType::kFloat32: return body(std::integral_constant<DType, DType::kFloat32>());
+    case DType::kFloat16: return body(std::integral_constant<DType, DType::kFloat16>());
+    case DType::kBFloat16: return body(std::integral_constant<DType, DType::kBFloat16>());
   }
 }
 
