@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, init_ops
 
 from blocksparse import _gradients, _library, reference  # noqa: F401 (_gradients registers itself)
 from blocksparse._constants import get_constant, host_constant
@@ -61,7 +61,7 @@ _LAYOUT_ATTRIBUTES = frozenset(
 )
 
 
-class IdentityInit(tf.compat.v1.keras.initializers.Initializer):
+class IdentityInit(init_ops.Initializer):
     """Initializer of a weight that passes its input on: `W[w, i, i] = scale` where `c mod KB == k mod CB`, else 0.
 
     A rectangular layout gets a repeated identity. Gives a tensor `[blocks, bsize, bsize]` of `dtype` (default float32).
@@ -147,6 +147,12 @@ class BlocksparseMatMul:
         if name in _LAYOUT_ATTRIBUTES:
             return getattr(self._blocks, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self):
+        return (
+            f"BlocksparseMatMul({self.name!r}, C={self.C}, K={self.K}, block_size={self.bsize}, "
+            f"feature_axis={self.axis}, blocks={self.blocks}, density={self.sparsity})"
+        )
 
     def __getstate__(self):
         return self.layout, self.bsize, self.axis, self.z_order, self.name
