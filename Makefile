@@ -95,9 +95,9 @@ CCACHE := $(shell command -v ccache)
 
 CXXFLAGS := -std=c++17 -O3 -fPIC -Wall -Wextra -fvisibility=hidden -DNDEBUG -Isrc $(EXTRA_CXXFLAGS)
 TFFLAGS := -O2 -isystem $(SITE)/tensorflow/include -D_GLIBCXX_USE_CXX11_ABI=1 -DEIGEN_MAX_ALIGN_BYTES=64
-NVCCFLAGS := -std=c++17 -O3 -Isrc -Xcompiler -fPIC,-fvisibility=hidden --threads 2 \
-  $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
-  -gencode arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS)) $(EXTRA_NVCCFLAGS)
+NVCCFLAGS := -std=c++17 -O3 -Isrc -Xcompiler -fPIC,-fvisibility=hidden --threads 2 $(EXTRA_NVCCFLAGS)
+GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+  -gencode arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
 
 SOURCES := $(wildcard src/kernels/*.cc src/cpu/*.cc src/ops/*.cc)
 ifneq ($(NVCC),)
@@ -119,6 +119,10 @@ KERNELS := $(BUILD)/libblocksparse_kernels.so
 %_avx512.cc.o: ISA := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
 %_amx.cc.o: ISA := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16
 
+# Hopper's own instructions, for Hopper alone; a spilled register fails the build.
+%.cu.o: CHIPS := $(GENCODE)
+$(BUILD)/src/cuda/matmul_sm90_%.cu.o: CHIPS := -gencode arch=compute_90a,code=sm_90a -Xptxas --warn-on-spills,--warning-as-error
+
 # $(call stamp,name,text) is a file that holds the text, written only when the text changed: what depends on it is made
 # again when a flag, a compiler or TensorFlow does, and not otherwise.
 stamp = $(shell mkdir -p $(BUILD); f=$(BUILD)/$(1); echo '$(2)' | cmp -s - $$f || echo '$(2)' > $$f; echo $$f)
@@ -128,7 +132,7 @@ ifneq ($(SITE)$(filter kernels,$(MAKECMDGOALS)),)
 CXX_VERSION := $(shell $(CXX) --version | head -1)
 CUDA_VERSION := $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release .*, V//p'))
 CXX_STAMP := $(call stamp,cxx.flags,$(CXX) $(CXX_VERSION) $(CXXFLAGS))
-CUDA_STAMP := $(call stamp,cuda.flags,$(NVCC) $(CUDA_VERSION) $(CXX_VERSION) $(NVCCFLAGS))
+CUDA_STAMP := $(call stamp,cuda.flags,$(NVCC) $(CUDA_VERSION) $(CXX_VERSION) $(NVCCFLAGS) $(GENCODE))
 LINK_STAMP := $(call stamp,link.flags,$(LINK) $(CUDA_LIBS) $(OBJECTS))
 OPS_STAMP := $(if $(SITE),$(call stamp,ops.flags,$(TF_VERSION) $(TFFLAGS)))
 -include $(OBJECTS:.o=.d)
@@ -168,7 +172,7 @@ $(BUILD)/%.cc.o: %.cc $(CXX_STAMP)
 $(BUILD)/%.cu.o: %.cu $(CUDA_STAMP)
 	@mkdir -p $(@D)
 	$(call say,nvcc $<)
-	$(Q)$(CCACHE) $(NVCC) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(CCACHE) $(NVCC) $(NVCCFLAGS) $(CHIPS) -MMD -MP -c $< -o $@
 
 # ---- what it is for ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,357 @@
+// Forward product and input gradient with blocks of 32, 64 and 128: union tiles.
+//
+// A tile is 256 batch entries by up to 192 output features (3 x 64 for blocks of 64 and 32, 128 for blocks of 128): the
+// largest that two warpgroups' accumulators hold, since what binds is bytes arriving at the multiprocessor. The tile
+// visits the union of the input blocks that its output blocks need. The planner lists the visits as stages of one or two
+// units (64 input features, or 32 for blocks of 32); a mask says which of the tile's output blocks each unit feeds.
+//
+// One warp produces: it takes the next tile, and for each stage reserves shared memory in a ring, writes a header and
+// starts the copies. Activations and weights share the ring, each taking what it needs, so its depth follows the layout.
+// The finished tile goes out through the same ring: the producer hands the consumers empty slots as if they were stages,
+// they fill them and start the stores, and the slots return once the copy engine has read them. So the next tile's
+// loads and products run while the last one is being stored.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/arch/sm90.h"
+#include "cuda/arch/sm90_wgmma.h"
+#include "cuda/matmul_sm90_union.h"
+#include "kernels/plan_sm90.h"
+
+namespace blocksparse::cuda::sm90 {
+
+template <int kB, bool kHalf, bool kAxis0, bool kTransposed>
+struct UnionKernel {
+  static constexpr int kUnit = kB < 64 ? kB : 64;  // input features per unit
+  static constexpr int kUnits = kB == 32 ? 2 : 1;  // units per stage
+  static constexpr int kColumns = UnionPlan::Columns(kB);
+  static constexpr int kChunks = kColumns * kB / 64;  // 64-feature pieces of the output tile
+  static constexpr int kRows = 256;
+  static constexpr int kUnitBytes = kRows * kUnit * 2;
+  static constexpr int kWeightBytes = kUnit * kB * 2;
+  static constexpr int kChunkBytes = kRows * 64 * 2;
+  static constexpr int kThreads = 384;
+  static constexpr int kSlots = 16;
+  static constexpr int kHeaders = kSlots * 32;  // full and empty barrier, header
+  static constexpr int kRing = (232448 - 1024 - kHeaders) / 1024 * 1024;
+  static constexpr int kSharedBytes = kRing + 1024 + kHeaders;
+
+  // Headers: x = kind. Stage: masks; y = activations, z = weights (descriptor low words). Store: y = shared address,
+  // z = first batch entry, w = first feature or -1.
+  static constexpr uint32_t kStore = 0x80000000u, kEnd = 0xc0000000u;
+
+  // Activations: batch entries along M. Axis 1: rows of features, K-major. Axis 0: rows of 64 batch entries.
+  static constexpr uint32_t kXHigh = DescriptorHigh(kAxis0 ? 128 : kUnit * 2);
+  static constexpr int kXStep = kAxis0 ? 16 * 128 : 32;                 // bytes from one 16-deep slice to the next
+  static constexpr int kXHalf = kAxis0 ? kUnit * 128 : 64 * kUnit * 2;  // bytes from one 64-entry slice to the next
+  static constexpr uint32_t kWHigh = DescriptorHigh(kUnit * 2);
+  static constexpr int kWStep = kTransposed ? 32 : 16 * kUnit * 2;
+
+  // One unit against the output blocks of its mask. The branch around each block costs about 200 clocks of this
+  // warpgroup, which the other's products hide.
+  static __device__ __forceinline__ void Unit(float (&sum)[2][kColumns][kB / 2], uint32_t mask, uint32_t x,
+                                              uint32_t xhigh, uint32_t xhalf, uint32_t& w) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if (kColumns == 1 || (mask >> j & 1)) {
+#pragma unroll
+        for (int k = 0; k < kUnit / 16; ++k)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            Wgmma<kB, kHalf>::template Add<kAxis0, !kTransposed>(sum[i][j],
+                                                                 Descriptor(x + k * (kXStep >> 4) + i * xhalf, xhigh),
+                                                                 Descriptor(w + k * (kWStep >> 4), kWHigh));
+        w += kWeightBytes >> 4;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void Produce(const UnionParams& p, uint32_t ring, uint32_t bars) {
+    const int lane = threadIdx.x & 31;
+    uint32_t issued = 0, released = 0;  // stages
+    uint32_t position = 0;              // in the ring
+    uint32_t head = 0, tail = 0;        // bytes ever reserved; the same where the oldest stage in flight begins
+    uint32_t begin = 0;                 // lane l: head where the stage in slot l began
+
+    auto release = [&] {
+      const uint32_t slot = released % kSlots;
+      BarrierWait(bars + slot * 32 + 8, released / kSlots & 1);
+      ++released;
+      tail = __shfl_sync(~0u, begin, released % kSlots);
+    };
+    auto open = [&] {
+      if (lane == issued % kSlots) begin = head;
+      if (released == issued) tail = head;
+      while (issued - released >= kSlots - 1) release();
+    };
+    auto reserve = [&](uint32_t bytes) {
+      if (position + bytes > kRing) {
+        head += kRing - position;
+        position = 0;
+      }
+      const uint32_t at = ring + position;
+      position += bytes;
+      head += bytes;
+      while (head - tail > kRing && released != issued) release();
+      return at;
+    };
+
+    const uint32_t tiles = uint32_t(p.groups) * p.row_tiles;
+    uint32_t tile = blockIdx.x;
+    while (tile < tiles) {
+      uint32_t next = tile + gridDim.x;
+      if (p.counter != nullptr) {
+        if (lane == 0) next = gridDim.x + atomicAdd(p.counter, 1u);
+        next = __shfl_sync(~0u, next, 0);
+      }
+      // Heavy groups first, over the whole batch; the rest group by group, so that one stretch of activations serves
+      // all of them while it is in L2.
+      uint32_t group, row_tile;
+      if (tile < uint32_t(p.heavy) * p.row_tiles) {
+        group = tile / p.row_tiles;
+        row_tile = tile % p.row_tiles;
+      } else {
+        const uint32_t rest = tile - p.heavy * p.row_tiles, light = p.groups - p.heavy;
+        group = p.heavy + rest % light;
+        row_tile = rest / light;
+      }
+      const int info = p.group[group * UnionPlan::kGroupWords + (lane & 7)];
+      const int first = __shfl_sync(~0u, info, 0), stages = __shfl_sync(~0u, info, 1);
+      const int row = row_tile * kRows;
+
+      // A record a stage, two to a load, read well ahead: lanes 0-15 hold the even one.
+      constexpr int kAhead = 3;
+      const int32_t* record = p.stage + int64_t(first) * UnionPlan::kStageWords + lane;
+      int fetched[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i)
+        if (2 * i < stages) fetched[i] = record[i * 32];
+      for (int base = 0; base < stages; base += 2 * kAhead)
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          if (base + 2 * i >= stages) break;
+          const int both = fetched[i];
+          if (base + 2 * (i + kAhead) < stages) fetched[i] = record[(base / 2 + i + kAhead) * 32];
+#pragma unroll
+          for (int odd = 0; odd < 2; ++odd) {
+            if (base + 2 * i + odd >= stages) break;
+            const int word = odd ? __shfl_down_sync(~0u, both, 16) : both;  // of lane 0-15
+            const uint32_t flags = __shfl_sync(~0u, word, 0);
+            const int weights = flags >> 16 & 31, boxes = flags >> 24 & 3, units = kUnits == 1 || boxes == 0 ? 1 : 2;
+            open();
+            const uint32_t x = reserve(units * kUnitBytes), w = reserve(weights * kWeightBytes);
+            const uint32_t full = bars + issued % kSlots * 32;
+            if (lane == 0) {
+              StoreShared4(full + 16, make_uint4(flags & 0x0fffffffu, x >> 4, DescriptorLow(w, kUnit * 128), 0));
+              BarrierArriveExpect(full, units * kUnitBytes + weights * kWeightBytes);
+            }
+            __syncwarp();
+            if constexpr (kAxis0) {
+              if (lane >= 1 && lane <= units)
+#pragma unroll
+                for (int c = 0; c < kRows / 64; ++c)
+                  TmaLoad(x + (lane - 1) * kUnitBytes + c * kUnit * 128, &p.x, row + c * 64, word, full);
+            } else {
+              if (kUnits == 2 && boxes == 1) {
+                if (lane == 1) TmaLoad(x, &p.x_wide, word, row, full);
+              } else if (lane >= 1 && lane <= units) {
+                TmaLoad(x + (lane - 1) * kUnitBytes, &p.x, word, row, full);
+              }
+            }
+            if (lane >= 3 && lane < 3 + weights) {
+              const uint32_t to = w + (lane - 3) * kWeightBytes;
+              if constexpr (kB < 128) {
+                TmaLoad(to, &p.w, 0, word * kB, full);
+              } else if constexpr (kTransposed) {
+                TmaLoad(to, &p.w, (word & 1) * 64, (word >> 1) * 128, full);
+              } else {
+                TmaLoad(to, &p.w, 0, word * 64, full);
+                TmaLoad(to + 8192, &p.w, 64, word * 64, full);
+              }
+            }
+            ++issued;
+          }
+        }
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const int feature = __shfl_sync(~0u, info, 2 + c);
+        open();
+        const uint32_t at = reserve(kChunkBytes), full = bars + issued % kSlots * 32;
+        if (lane == 0) {
+          StoreShared4(full + 16, make_uint4(kStore, at, row, feature));
+          BarrierArrive(full);
+        }
+        __syncwarp();
+        ++issued;
+      }
+      tile = next;
+    }
+    open();
+    if (lane == 0) {
+      const uint32_t full = bars + issued % kSlots * 32;
+      StoreShared4(full + 16, make_uint4(kEnd, 0, 0, 0));
+      BarrierArrive(full);
+    }
+  }
+
+  // One 64-feature piece of the tile's output into shared memory and on its way.
+  static __device__ __forceinline__ void Store(const UnionParams& p, const float (&sum)[2][kColumns][kB / 2], int chunk,
+                                               const uint4& header) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3, group = threadIdx.x >> 7;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t base = header.y + (group * 2 + i) * 8192;
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        uint32_t r[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {  // features 16 q + 8 (e / 2), batch entries 8 (e % 2)
+          const int feature = chunk * 64 + q * 16 + (e >> 1) * 8;
+          const float* s = &sum[i][feature / kB][feature % kB / 2 + (e & 1) * 2];
+          r[e] = Pack16<kHalf>(s[0], s[1]);
+        }
+        uint32_t line, column;  // of 16 bytes in rows of 128
+        if constexpr (kAxis0) {
+          line = q * 16 + (lane >> 4) * 8 + (lane & 7);
+          column = warp * 2 + (lane >> 3 & 1);
+        } else {
+          line = warp * 16 + (lane & 15);
+          column = q * 2 + (lane >> 4);
+        }
+        StoreMatrix4<kAxis0>(base + line * 128 + ((column ^ (line & 7)) << 4), r[0], r[1], r[2], r[3]);
+      }
+    }
+    FenceProxyAsync();
+    NamedBarrier(1 + group, 128);
+    if ((threadIdx.x & 127) == 0) {
+      if (int(header.w) >= 0) {
+        const int row = header.z + group * 128;
+        if constexpr (kAxis0) {
+          TmaStore(&p.y, row, header.w, header.y + group * 16384);
+          TmaStore(&p.y, row + 64, header.w, header.y + group * 16384 + 8192);
+        } else {
+          TmaStore(&p.y, header.w, row, header.y + group * 16384);
+        }
+      }
+      TmaStoreCommit();
+    }
+  }
+
+  static __device__ __forceinline__ void Consume(const UnionParams& p, uint32_t bars) {
+    const int lane = threadIdx.x & 31, group = threadIdx.x >> 7;
+    uint32_t slot = 0, parity = 0;
+    uint32_t storing = 0;  // slot of the first of the last tile's stores in flight, plus 1
+
+    auto advance = [&] {
+      if (++slot == kSlots) {
+        slot = 0;
+        parity ^= 1;
+      }
+    };
+    auto receive = [&] {
+      BarrierWait(bars + slot * 32, parity);
+      return LoadShared4(bars + slot * 32 + 16);
+    };
+    auto stored = [&] {
+      if ((threadIdx.x & 127) == 0) {
+        TmaStoreWaitRead<0>();
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) BarrierArriveMany(bars + (storing - 1 + c) % kSlots * 32 + 8, 4);
+      }
+      storing = 0;
+    };
+
+    for (;;) {
+      uint4 header = receive();
+      uint32_t flags = __shfl_sync(~0u, header.x, 0);
+      if (flags == kEnd) break;
+      float sum[2][kColumns][kB / 2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+          for (int e = 0; e < kB / 2; ++e) sum[i][j][e] = 0.f;
+
+      uint32_t previous = 0;  // empty barrier of the stage whose products may still run
+      while (flags < kStore) {
+        uint32_t x = __shfl_sync(~0u, header.y, 0), w = __shfl_sync(~0u, header.z, 0);
+        if (previous != 0) {
+          WgmmaWait<0>();
+          if (lane == 0) BarrierArrive(previous);
+        }
+        previous = bars + slot * 32 + 8;
+        WgmmaFence();
+        if constexpr (kUnits == 1) {
+          Unit(sum, flags, x + group * (kXHalf >> 3), kXHigh, kXHalf >> 4, w);
+        } else {
+          const bool wide = !kAxis0 && (flags >> 24 & 3) == 1;
+          const uint32_t half = wide ? 64 * 128 >> 4 : kXHalf >> 4, high = wide ? DescriptorHigh(128) : kXHigh;
+          x += group * 2 * half;
+          Unit(sum, flags & 0xff, x, high, half, w);
+          Unit(sum, flags >> 8 & 0xff, x + (wide ? 64 >> 4 : kUnitBytes >> 4), high, half, w);
+        }
+        WgmmaCommit();
+        if (storing != 0) stored();
+        advance();
+        header = receive();
+        flags = __shfl_sync(~0u, header.x, 0);
+      }
+      WgmmaWait<0>();
+      if (previous != 0 && lane == 0) BarrierArrive(previous);
+      if (storing != 0) stored();
+      storing = slot + 1;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        if (c > 0) header = receive();
+        Store(p, sum, c, header);
+        advance();
+      }
+    }
+    if (storing != 0) stored();
+  }
+};
+
+template <int kB, bool kHalf, bool kAxis0, bool kTransposed>
+__global__ void __launch_bounds__(384, 1) UnionMatmul(const __grid_constant__ UnionParams p) {
+#ifdef BLOCKSPARSE_SM90_CODE
+  using Kernel = UnionKernel<kB, kHalf, kAxis0, kTransposed>;
+  extern __shared__ char shared[];
+  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u, bars = ring + Kernel::kRing;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Kernel::kSlots; ++i) {
+      BarrierInit(bars + i * 32, 1);
+      BarrierInit(bars + i * 32 + 8, 8);
+    }
+    BarrierInitFence();
+  }
+  __syncthreads();
+  if (threadIdx.x >= 256) {
+    RegistersDown<40>();
+    if (threadIdx.x < 288) Kernel::Produce(p, ring, bars);
+  } else {
+    RegistersUp<232>();
+    Kernel::Consume(p, bars);
+  }
+#endif
+}
+
+template <int kB, bool kHalf>
+cudaError_t LaunchUnion(bool axis0, bool transposed, const UnionParams& p, int grid, cudaStream_t stream) {
+  auto launch = [&](auto kernel, int bytes) {
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<grid, 384, bytes, stream>>>(p);
+    return cudaGetLastError();
+  };
+  constexpr int kBytes = UnionKernel<kB, kHalf, false, false>::kSharedBytes;
+  if (axis0) {
+    return transposed ? launch(UnionMatmul<kB, kHalf, true, true>, kBytes)
+                      : launch(UnionMatmul<kB, kHalf, true, false>, kBytes);
+  }
+  return transposed ? launch(UnionMatmul<kB, kHalf, false, true>, kBytes)
+                    : launch(UnionMatmul<kB, kHalf, false, false>, kBytes);
+}
+
+}  // namespace blocksparse::cuda::sm90
