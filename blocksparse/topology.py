@@ -9,6 +9,7 @@ the mean path length grows with log n only (S. Gray, A. Radford, D. P. Kingma: G
 2017).
 """
 
+import networkx as nx
 import numpy as np
 
 __all__ = [
@@ -45,7 +46,7 @@ def watts_strogatz(n, k=None, p=0.2, seed=None, *, density=None):
         k = min(max(2 * round((density * n - 1) / 2), 0), n)
     if not 0 <= k <= n or k % 2:
         raise ValueError(f"k, the links of a node, must be even, 0 to {n}, got {k}")
-    return _with_diagonal(_networkx().watts_strogatz_graph(n, k, p, _int_seed(seed)))
+    return _with_diagonal(nx.watts_strogatz_graph(n, k, p, _int_seed(seed)))
 
 
 def barabasi_albert(n, m=None, seed=None, *, density=None):
@@ -71,7 +72,7 @@ def barabasi_albert(n, m=None, seed=None, *, density=None):
         m = int(every[np.argmin(np.abs(blocks - density * n * n))])
     if not 1 <= m < n:
         raise ValueError(f"m, the links of a new node, must be 1 to {n - 1}, got {m}")
-    layout = _with_diagonal(_networkx().barabasi_albert_graph(n, m, _int_seed(seed)))
+    layout = _with_diagonal(nx.barabasi_albert_graph(n, m, _int_seed(seed)))
     layout[:m, :m] = True
     return layout
 
@@ -218,14 +219,6 @@ def plot_layout(layout, path=None, *, title=None, axes=None):
     if path is not None:
         axes.figure.savefig(path)
     return axes
-
-
-def _networkx():
-    try:
-        import networkx
-    except ImportError as error:
-        raise ImportError("graph topologies need networkx: pip install networkx") from error
-    return networkx
 
 
 def _with_diagonal(graph):
