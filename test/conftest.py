@@ -8,6 +8,9 @@ import hypothesis
 import numpy as np
 import pytest
 
+# The GPU's memory is not for TensorFlow alone: some tests call the kernels without it.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+
 SEED = int(os.environ.get("BLOCKSPARSE_TEST_SEED") or np.random.SeedSequence().entropy % 2**32)
 
 hypothesis.settings.register_profile("blocksparse", deadline=None, print_blob=True, derandomize=False)
