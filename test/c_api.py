@@ -95,6 +95,13 @@ class Buffer:
             self.bytes[_GUARD : _GUARD + self.nbytes] = data
         return self
 
+    def poke(self, offset, value):
+        """Writes one byte, also in the guards."""
+        if self.gpu:
+            self._write(self.pointer + offset, np.array([value], np.uint8))
+        else:
+            self.bytes[_GUARD + offset] = value
+
     def get(self, shape, dtype):
         """The content; checks the guards."""
         if self.gpu:

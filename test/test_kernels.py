@@ -213,6 +213,24 @@ def test_small_results_keep_their_subnormals_and_large_ones_overflow(device, dty
     assert np.isinf(y.astype(np.float64)).any() and (y[0].astype(np.float64) == tiny).any()
 
 
+def test_the_guards_work(device):
+    """A byte written before or after a buffer shows, and so does an input that changes; what is not written is NaN."""
+    name = c_api.device_name(device)
+    with c_api.Buffers(name) as buffers:
+        assert np.isnan(buffers.output(8).get(2, np.float32)).all()
+        assert np.isnan(buffers.output(8).get(4, bfloat16).astype(np.float32)).all()
+        for offset, words in ((-1, "before the start"), (8, "past the end")):
+            buffer = buffers.output(8)
+            buffer.poke(offset, 0)
+            with pytest.raises(AssertionError, match=words):
+                buffer.get(2, np.float32)
+        buffers.input(np.ones(2, np.float32))
+        buffers.check_inputs()
+        buffers.buffers[-1].poke(5, 1)
+        with pytest.raises(AssertionError, match="an input was changed"):
+            buffers.check_inputs()
+
+
 # What is refused
 
 
