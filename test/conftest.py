@@ -27,9 +27,30 @@ def pytest_report_header(config):
     return f"inputs: BLOCKSPARSE_TEST_SEED={SEED}, --hypothesis-seed={config.getoption('--hypothesis-seed')}"
 
 
+def pytest_collection_modifyitems(config, items):
+    """Tests marked `full` are the whole table of which others draw a sample; `make test-all` runs them."""
+    if not os.environ.get("BLOCKSPARSE_TEST_ALL"):
+        full = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=full)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
 def pytest_generate_tests(metafunc):
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", helpers.devices())
+
+
+@pytest.fixture(autouse=True)
+def _strict_placement(request):
+    """Tests on a device fail where TensorFlow would move an op elsewhere; `soft_placement` marks those that may."""
+    if "device" not in request.fixturenames or request.node.get_closest_marker("soft_placement"):
+        yield
+        return
+    import tensorflow as tf
+
+    tf.config.set_soft_device_placement(False)
+    yield
+    tf.config.set_soft_device_placement(True)
 
 
 @pytest.fixture
