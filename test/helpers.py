@@ -73,7 +73,7 @@ def round_to(x, dtype):
     return np.where(np.isnan(x), np.nan, rounded).astype(dtype)
 
 
-def assert_product_close(actual, expected, magnitude, terms, tf32=False, whole=True):
+def assert_product_close(actual, expected, magnitude, terms, tf32=False):
     """Checks a sum of products that was kept in float32 and rounded once.
 
     Args:
@@ -82,7 +82,6 @@ def assert_product_close(actual, expected, magnitude, terms, tf32=False, whole=T
       magnitude: the same in float64 with all factors replaced by their absolute values.
       terms: how many products one entry sums at most.
       tf32: the factors may have been rounded to TF32 (11 bits).
-      whole: check the error of the whole too, see below. Not where few entries may be small by cancellation.
 
     Entry by entry the result may be off by
 
@@ -117,7 +116,7 @@ def assert_product_close(actual, expected, magnitude, terms, tf32=False, whole=T
             f"{wide[worst]!r}, expected {expected[worst]!r} +- {tolerance[worst]:.3g}"
         )
     finite = np.isfinite(expected) & np.isfinite(wide)
-    if whole and actual.dtype == np.float32 and finite.any():
+    if actual.dtype == np.float32 and finite.any():
         error = np.linalg.norm(wide[finite] - expected[finite])
         norm = max(np.linalg.norm(expected[finite]), np.linalg.norm(magnitude[finite]) / np.sqrt(max(terms, 1)))
         allowed = 1e-3 if tf32 else 1e-6 * max(1.0, np.sqrt(terms / 1024))
