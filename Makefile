@@ -108,7 +108,7 @@ CXXFLAGS += -DBLOCKSPARSE_CUDA=1
 LINK := $(NVCC) -shared -cudart none -cudadevrt none -Xlinker=-z,defs,--exclude-libs,ALL
 CUDA_LIBS := -L$(dir $(NVCC))../lib -lcudart_static -lrt -ldl
 else
-LINK := $(CXX) -shared -Wl,-z,defs
+LINK := $(CXX) -shared -Wl,-z,defs $(EXTRA_CXXFLAGS)
 endif
 OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 KERNEL_OBJECTS := $(filter-out $(BUILD)/src/ops/%,$(OBJECTS))
@@ -185,6 +185,14 @@ test: lib
 	$(RUN) -m pytest
 test-all: lib
 	BLOCKSPARSE_TEST_ALL=1 $(RUN) -m pytest
+
+# The kernels' own tests over a library that checks every access and every conversion. Leaks are not looked for: they
+# would be Python's.
+SANITIZE := -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+sanitize: lib
+	$(MAKE) kernels NVCC= BUILD=$(BUILD)/sanitize "EXTRA_CXXFLAGS=$(SANITIZE) -Wl,-z,nodefs"
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 BLOCKSPARSE_KERNELS=$(BUILD)/sanitize/$(notdir $(KERNELS)) $(RUN) -m pytest test/test_c_api.py
 
 bench: lib
 	set -e; for b in $(filter-out bench/report.py,$(wildcard bench/[a-z]*.py)); do $(RUN) $$b; done

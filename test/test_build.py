@@ -6,6 +6,7 @@ Most of it runs the real Makefile over a toy source tree, which compiles in a se
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -151,3 +152,11 @@ def test_help_and_clean_need_no_python(tree, pythons):
     for goal in ("help", "clean"):
         _, output = tree.make(goal, path=f"{pythons}:{os.environ['PATH']}")
         assert tree.returncode == 0 and "not here" not in output
+
+
+def test_readme_snippets_run():
+    """What the README shows is what works."""
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(snippets) >= 3
+    for snippet in snippets:
+        exec(compile(snippet, "README.md", "exec"), {"__name__": "readme"})
