@@ -19,7 +19,7 @@ LIBRARY = ROOT / "blocksparse" / "blocksparse_ops.so"
 
 
 def test_no_cuda_library_is_needed():
-    """One file serves machines with and without a GPU. TensorFlow exports names of the CUDA runtime: not ours to use."""
+    """One file serves machines with and without a GPU; what TensorFlow exports of CUDA's runtime is not used."""
     dynamic = subprocess.run(["readelf", "-d", LIBRARY], capture_output=True, text=True, check=True).stdout
     needed = [line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "(NEEDED)" in line]
     assert "libtensorflow_framework.so.2" in needed
