@@ -53,8 +53,9 @@ def scalar_constant(value, dtype=None, name: str | None = None):
     if not isinstance(value, (int, float)):
         raise ValueError(f"Not a scalar value. Got {type(value).__name__}, allowed are tensors, int and float")
     dtype = tf.as_dtype(dtype or (tf.float32 if isinstance(value, float) else tf.int32))
-    key = ("scalar", _generation, dtype.name, repr(value))
-    tensor = host_constant(key, np.array(value, dtype.as_numpy_dtype), name or "blocksparse/scalar", "/cpu:0")
+    array = np.array(value, dtype.as_numpy_dtype)
+    key = ("scalar", _generation, dtype.name, array.tobytes())
+    tensor = host_constant(key, array, name or "blocksparse/scalar", "/cpu:0")
     if isinstance(tensor, tf.__internal__.EagerTensor):
         _scalars[key] = tensor
     return tensor
