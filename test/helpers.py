@@ -86,9 +86,9 @@ def assert_product_close(actual, expected, magnitude, terms, tf32=False):
     Entry by entry the result may be off by
 
     * half the spacing of its dtype, for the one rounding at the end, and
-    * what float32 sums lose: every product (without fused instructions) and every addition rounds by up to u = 2^-24 of
-      itself. Over n terms of random sign that grows like sqrt(n); against the sum of absolute values, max(8, 2 sqrt(n)) u
-      leaves a few standard deviations. (Half of that was passed once in some 10^6 entries.)
+    * what float32 sums lose: every product (without fused instructions) and every addition rounds by up to u = 2^-24
+      of itself. Over n terms of random sign that grows like sqrt(n); against the sum of absolute values,
+      max(8, 2 sqrt(n)) u leaves a few standard deviations. (Half of that was passed once in some 10^6 entries.)
       (float16 or bfloat16 sums would lose 2^13 or 2^16 times as much.)
     * with TF32, 2^-11 for each of the two factors.
 

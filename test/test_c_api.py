@@ -1,6 +1,6 @@
 """The kernels through their C interface: no TensorFlow between, on host memory.
 
-BLOCKSPARSE_KERNELS=path takes them from a library of `make kernels`, which another compiler or a sanitizer may have made.
+BLOCKSPARSE_KERNELS=path takes them from a library of `make kernels`, made by another compiler or a sanitizer perhaps.
 """
 
 import ctypes
