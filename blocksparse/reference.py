@@ -315,3 +315,218 @@ def scatter_mul(x, y, lut):
 def scatter_mul_grad(dz, x, y, lut):
     """The gradients of `scatter_mul`: `(dx, dy)`, dz * y in the rows of lut and dz in others; dz * x gathered."""
     return scatter_mul(dz, y, lut), gather(np.asarray(dz, np.float64) * np.asarray(x, np.float64), lut)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Elementwise operators
+
+
+def _sigmoid(x):
+    return np.where(x < 0, np.exp(np.minimum(x, 0)), 1.0) / (1.0 + np.exp(-np.abs(x)))
+
+
+def elementwise(op, x, y=None, alpha=1.0):
+    """An elementwise operator by its name, `add` to `minimum` on x and y, `negative` to `swish` on x."""
+    x = np.asarray(x, np.float64)
+    y = None if y is None else np.asarray(y, np.float64)
+    with np.errstate(all="ignore"):
+        return {
+            "add": lambda: x + y,
+            "subtract": lambda: x - y,
+            "multiply": lambda: x * y,
+            "divide": lambda: x / y,
+            "maximum": lambda: np.maximum(x, y),
+            "minimum": lambda: np.minimum(x, y),
+            "negative": lambda: -x,
+            "reciprocal": lambda: 1 / x,
+            "square": lambda: x * x,
+            "sqrt": lambda: np.sqrt(x),
+            "exp": lambda: np.exp(x),
+            "log": lambda: np.log(x),
+            "sigmoid": lambda: _sigmoid(x),
+            "tanh": lambda: np.tanh(x),
+            "relu": lambda: np.where(x < 0, 0.0, x),
+            "elu": lambda: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
+            "gelu": lambda: x * _sigmoid(2 * np.sqrt(2 / np.pi) * (x + alpha * x**3)),
+            "swish": lambda: x * _sigmoid(alpha * x),
+        }[op]()
+
+
+def elementwise_grad(op, dz, x, y=None, alpha=1.0, z=None):
+    """Its derivatives: dx, or `(dx, dy)` for an op on two. sigmoid, tanh and relu go by their output z.
+
+    A tie of maximum or minimum gives both operands the whole gradient.
+    """
+    dz, x = np.asarray(dz, np.float64), np.asarray(x, np.float64)
+    y = None if y is None else np.asarray(y, np.float64)
+    z = elementwise(op, x, y, alpha) if z is None else np.asarray(z, np.float64)
+
+    def gated(v, dv):  # the derivative of x sigmoid(v)
+        s = _sigmoid(v)
+        return dz * (s + x * s * (1 - s) * dv)
+
+    c = 2 * np.sqrt(2 / np.pi)
+    with np.errstate(all="ignore"):
+        return {
+            "add": lambda: (dz, dz),
+            "subtract": lambda: (dz, -dz),
+            "multiply": lambda: (dz * y, dz * x),
+            "divide": lambda: (dz / y, -dz * x / y**2),
+            "maximum": lambda: (dz * (x >= y), dz * (y >= x)),
+            "minimum": lambda: (dz * (x <= y), dz * (y <= x)),
+            "negative": lambda: -dz,
+            "reciprocal": lambda: -dz / x**2,
+            "square": lambda: 2 * dz * x,
+            "sqrt": lambda: 0.5 * dz / np.sqrt(x),
+            "exp": lambda: dz * np.exp(x),
+            "log": lambda: dz / x,
+            "sigmoid": lambda: dz * (z - z * z),
+            "tanh": lambda: dz * (1 - z * z),
+            "relu": lambda: dz * (z > 0),
+            "elu": lambda: dz * np.where(x > 0, 1.0, alpha * np.exp(np.minimum(x, 0))),
+            "gelu": lambda: gated(c * (x + alpha * x**3), c * (1 + 3 * alpha * x * x)),
+            "swish": lambda: gated(alpha * x, alpha),
+        }[op]()
+
+
+def filter_tensor(x, scale=1.0, saturate=0.0, zero_infs=False, zero_nans=False):
+    """Infinities to 0, NaN to 0, times scale, clamped to +-saturate unless that is 0; in this order."""
+    x = np.array(x, np.float64)
+    if zero_infs:
+        x[np.isinf(x)] = 0
+    if zero_nans:
+        x[np.isnan(x)] = 0
+    x = x * float(scale)
+    return np.clip(x, -saturate, saturate) if saturate else x
+
+
+def _along(v, x, axis):
+    """A vector of channels in the shape that broadcasts over x along an axis."""
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return np.asarray(v, np.float64).reshape(shape)
+
+
+def _sum_but(x, axis):
+    return x.sum(tuple(d for d in range(x.ndim) if d != axis % x.ndim))
+
+
+def bias_act(x, bias, axis=-1, act="none", gain=None):
+    """`act(gain x + bias)` along an axis; act is none, relu or fast_gelu, which is `v sigmoid(1.702 v)`."""
+    x = np.asarray(x, np.float64)
+    v = (x if gain is None else x * _along(gain, x, axis)) + (0 if bias is None else _along(bias, x, axis))
+    return {"none": lambda: v, "relu": lambda: np.maximum(v, 0), "fast_gelu": lambda: v * _sigmoid(1.702 * v)}[act]()
+
+
+def bias_act_grad(dy, x, bias, axis=-1, act="none", gain=None):
+    """Its derivatives `(dx, dgain, dbias)`, with `dgain` and `dbias` one number for each channel."""
+    dy, x = np.asarray(dy, np.float64), np.asarray(x, np.float64)
+    v = bias_act(x, bias, axis, "none", gain)
+    if act == "relu":
+        dy = dy * (v > 0)
+    elif act == "fast_gelu":
+        dy = elementwise_grad("swish", dy, v, alpha=1.702)
+    return (dy if gain is None else dy * _along(gain, x, axis)), _sum_but(dy * x, axis), _sum_but(dy, axis)
+
+
+def philox(seed, counter, stream):
+    """Philox4x32-10: four words of 32 bits for each counter (J. K. Salmon et al., 2011).
+
+    Args:
+      seed: two int32, the key.
+      counter: integers `[n]`, the low 64 bits of the counter.
+      stream: the next 32 bits.
+
+    Returns:
+      uint32 `[n, 4]`.
+    """
+    low = np.uint64(0xFFFFFFFF)
+    key = [np.uint64(int(word) & 0xFFFFFFFF) for word in seed]
+    counter = np.asarray(counter, np.uint64)
+    c = [counter & low, counter >> np.uint64(32), np.full_like(counter, stream), np.zeros_like(counter)]
+    for _ in range(10):
+        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        c = [(p1 >> np.uint64(32)) ^ c[1] ^ key[0], p1 & low, (p0 >> np.uint64(32)) ^ c[3] ^ key[1], p0 & low]
+        key = [(key[0] + np.uint64(0x9E3779B9)) & low, (key[1] + np.uint64(0xBB67AE85)) & low]
+    return np.stack(c, -1).astype(np.uint32)
+
+
+def dropout_bits(seed, n, keep_prob):
+    """Which of n elements are kept, bool: those whose 32 random bits, times 2^-32, are less than keep_prob.
+
+    The high half of element e's bits is half-word `e % 8` of block `e // 8` of stream 0, the low half that of stream 1.
+    """
+    blocks = np.arange(-(-n // 8))
+    high, low = (philox(seed, blocks, stream).view("<u2").reshape(-1)[:n].astype(np.float64) for stream in (0, 1))
+    return (high * 2.0**16 + low) * 2.0**-32 < np.float64(np.float32(keep_prob))
+
+
+def pack_mask(bits):
+    """Bits as the int32 words of a mask: bit e is bit `e % 32`, from the lowest, of word `e // 32`."""
+    bits = np.asarray(bits, bool).reshape(-1)
+    padded = np.zeros(-(-bits.size // 32) * 32, bool)
+    padded[: bits.size] = bits
+    return np.packbits(padded, bitorder="little").view("<i4")
+
+
+def dropout(x, bits, keep_prob):
+    """`x / keep_prob` where a bit is set, else 0; bits are broadcast over x. The gradient is the same of dy."""
+    x = np.asarray(x, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.broadcast_to(bits, x.shape), x / np.float64(np.float32(keep_prob)), 0.0)
+
+
+def concrete_gate(loga, seed, temperature=2 / 3, limit_a=-0.1, limit_b=1.1, epsilon=1e-6):
+    """`(gate, s)` of hard concrete gates (C. Louizos, M. Welling, D. P. Kingma, 2018).
+
+    Element e's random number is the upper 24 bits of word `e % 4` of block `e // 4` of stream 2.
+    """
+    loga = np.asarray(loga, np.float64)
+    words = philox(seed, np.arange(-(-loga.size // 4)), 2).reshape(-1)[: loga.size].reshape(loga.shape)
+    u = (words >> np.uint32(8)) * 2.0**-24 * (1 - 2 * epsilon) + epsilon
+    s = _sigmoid((np.log(u) - np.log1p(-u) + loga) / temperature)
+    return np.clip(s * (limit_b - limit_a) + limit_a, 0, 1), s
+
+
+def concrete_gate_grad(dgate, s, temperature=2 / 3, limit_a=-0.1, limit_b=1.1):
+    """The gradient of loga: 0 where the gate is clipped."""
+    dgate, s = np.asarray(dgate, np.float64), np.asarray(s, np.float64)
+    t = s * (limit_b - limit_a) + limit_a
+    return dgate * ((t >= 0) & (t <= 1)) * (limit_b - limit_a) * s * (1 - s) / temperature
+
+
+def fancy_gather(x, idx):
+    """`y[i..., rest...] = x[i..., idx[i...], rest...]`; a negative index counts as 0, one past the end gives 0."""
+    x, idx = np.asarray(x, np.float64), np.asarray(idx)
+    dim = x.shape[idx.ndim]
+    y = np.zeros(idx.shape + x.shape[idx.ndim + 1 :])
+    for i in np.ndindex(idx.shape):
+        if idx[i] < dim:
+            y[i] = x[i][max(idx[i], 0)]
+    return y
+
+
+def fancy_gather_grad(dy, idx, dim):
+    """dx: dy in the places that were read, 0 elsewhere."""
+    dy, idx = np.asarray(dy, np.float64), np.asarray(idx)
+    dx = np.zeros((*idx.shape, dim, *dy.shape[idx.ndim :]))
+    for i in np.ndindex(idx.shape):
+        if idx[i] < dim:
+            dx[i][max(idx[i], 0)] = dy[i]
+    return dx
+
+
+def reduce_max(x, axis):
+    """`(y, argmax)`: the search goes from the first element to the last, starting from `(-FLT_MAX, 0)`."""
+    x = np.moveaxis(np.asarray(x, np.float64), axis, 0)
+    y, place = np.full(x.shape[1:], -float(np.finfo(np.float32).max)), np.zeros(x.shape[1:], np.int64)
+    for d in range(x.shape[0]):
+        better = x[d] > y
+        y, place = np.where(better, x[d], y), np.where(better, d, place)
+    return y, place
+
+
+def reduce_max_grad(dy, argmax, axis, dim):
+    """dx: dy at argmax, 0 elsewhere."""
+    dx = np.where(np.arange(dim).reshape(-1, *[1] * argmax.ndim) == argmax, np.asarray(dy, np.float64), 0.0)
+    return np.moveaxis(dx, 0, axis)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from blocksparse import _library
 from blocksparse._constants import host_constant
+from blocksparse._random import entropy_size, get_entropy, set_entropy
 
 __all__ = [
     "backward_pad",
@@ -17,6 +18,8 @@ __all__ = [
     "conv_slice",
     "deconv_slice",
     "dilation_size",
+    "entropy_size",
+    "get_entropy",
     "is_param_casted",
     "magic32u",
     "magic64u",
@@ -25,6 +28,7 @@ __all__ = [
     "reset_scalar_constants",
     "same_pad",
     "scalar_constant",
+    "set_entropy",
     "z_order_2d",
     "z_order_3d",
 ]

@@ -29,24 +29,22 @@ bool HasAvx512() {
 #endif
 }
 
-std::pair<const MatmulKernels*, Status> Find() {
-  const MatmulKernels* avx2 = HasAvx2() ? MatmulKernelsAvx2() : nullptr;
-  const MatmulKernels* avx512 = HasAvx512() ? MatmulKernelsAvx512() : nullptr;
+std::pair<Isa, Status> Find() {
   const char* wish = std::getenv("BLOCKSPARSE_CPU_ISA");
   const std::string name = wish ? wish : "";
-  if (name.empty()) return {avx512 ? avx512 : avx2 ? avx2 : MatmulKernelsBase(), {}};
-  if (name == "base") return {MatmulKernelsBase(), {}};
-  if (name == "avx2" && avx2) return {avx2, {}};
-  if (name == "avx512" && avx512) return {avx512, {}};
-  return {nullptr, Status::Invalid("BLOCKSPARSE_CPU_ISA is '" + name + "'; this CPU allows base" +
-                                   (avx2 ? ", avx2" : "") + (avx512 ? ", avx512" : ""))};
+  if (name.empty()) return {HasAvx512() ? Isa::kAvx512 : HasAvx2() ? Isa::kAvx2 : Isa::kBase, {}};
+  if (name == "base") return {Isa::kBase, {}};
+  if (name == "avx2" && HasAvx2()) return {Isa::kAvx2, {}};
+  if (name == "avx512" && HasAvx512()) return {Isa::kAvx512, {}};
+  return {Isa::kBase, Status::Invalid("BLOCKSPARSE_CPU_ISA is '" + name + "'; this CPU allows base" +
+                                      (HasAvx2() ? ", avx2" : "") + (HasAvx512() ? ", avx512" : ""))};
 }
 
 }  // namespace
 
-Status CurrentKernels(const MatmulKernels** kernels) {
-  static const std::pair<const MatmulKernels*, Status> found = Find();
-  *kernels = found.first;
+Status CurrentIsa(Isa* isa) {
+  static const std::pair<Isa, Status> found = Find();
+  *isa = found.first;
   return found.second;
 }
 

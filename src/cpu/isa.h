@@ -1,13 +1,15 @@
 // Which instruction sets this CPU has, found once. BLOCKSPARSE_CPU_ISA = base, avx2 or avx512 asks for less than the best.
 #pragma once
 
-#include "cpu/matmul_kernels.h"
+#include "kernels/common.h"
 
 namespace blocksparse {
 namespace cpu {
 
-// The best kernels that this CPU can run, or the ones asked for; what is asked for and missing gives an error.
-Status CurrentKernels(const MatmulKernels** kernels);
+enum class Isa { kBase, kAvx2, kAvx512 };
+
+// The best that this CPU can run, or the one asked for; what is asked for and missing gives an error.
+Status CurrentIsa(Isa* isa);
 
 // Subnormals count while it lives, whatever mode the thread was in: thread pools of frameworks often flush them.
 class KeepSubnormals {

@@ -5,10 +5,20 @@
 #include <vector>
 
 #include "cpu/isa.h"
+#include "cpu/matmul_kernels.h"
 
 namespace blocksparse {
 namespace cpu {
 namespace {
+
+Status CurrentKernels(const MatmulKernels** kernels) {
+  Isa isa;
+  BLOCKSPARSE_RETURN_IF_ERROR(CurrentIsa(&isa));
+  *kernels = isa == Isa::kAvx512 ? MatmulKernelsAvx512()
+             : isa == Isa::kAvx2 ? MatmulKernelsAvx2()
+                                 : MatmulKernelsBase();
+  return {};
+}
 
 // What the cost estimates assume of one thread; they only decide whether waking another one pays.
 constexpr double kMacPerNs = 30, kBytesPerNs = 8;

@@ -25,6 +25,7 @@ struct Vec;
     typedef float Float __attribute__((vector_size(4 * L), aligned(4), may_alias));    \
     typedef int32_t Int __attribute__((vector_size(4 * L), aligned(4), may_alias));    \
     typedef uint32_t Word __attribute__((vector_size(4 * L), aligned(4), may_alias));  \
+    typedef uint64_t Wide __attribute__((vector_size(4 * L), aligned(8), may_alias));  \
     typedef uint16_t Short __attribute__((vector_size(2 * L), aligned(2), may_alias)); \
   }
 BLOCKSPARSE_VEC(4);

@@ -1,0 +1,329 @@
+// Loops over vectors of L floats. Unnamed namespace: see cpu/vector.h.
+#pragma once
+
+#include <algorithm>
+
+#include "cpu/math.h"
+#include "cpu/vector.h"
+#include "kernels/ewops_formulas.h"
+
+namespace blocksparse {
+namespace cpu {
+namespace {
+
+template <DType D>
+inline const Element<D>* In(const void* data) {
+  return static_cast<const Element<D>*>(data);
+}
+template <DType D>
+inline Element<D>* Out(void* data) {
+  return static_cast<Element<D>*>(data);
+}
+
+// The first `count` < L elements, and zeros after them.
+template <DType D, int L>
+inline Float<L> LoadPart(const Element<D>* p, int count) {
+  Element<D> part[L] = {};
+  for (int i = 0; i < count; ++i) part[i] = p[i];
+  return LoadVec<D, L>(part);
+}
+template <DType D, int L>
+inline void StorePart(Element<D>* p, Float<L> x, int count) {
+  Element<D> part[L];
+  StoreVec<D, L>(part, x);
+  for (int i = 0; i < count; ++i) p[i] = part[i];
+}
+
+// body(i, count) for pieces of L elements and one of what is left; `count` is the constant L but in the last.
+template <int L, class Body>
+inline void ForPieces(int64_t begin, int64_t end, const Body& body) {
+  int64_t i = begin;
+  for (; i + L <= end; i += L) body(i, std::integral_constant<int, L>());
+  if (i < end) body(i, int(end - i));
+}
+template <DType D, int L>
+inline Float<L> LoadPiece(const Element<D>* p, std::integral_constant<int, L>) {
+  return LoadVec<D, L>(p);
+}
+template <DType D, int L>
+inline Float<L> LoadPiece(const Element<D>* p, int count) {
+  return LoadPart<D, L>(p, count);
+}
+template <DType D, int L>
+inline void StorePiece(Element<D>* p, Float<L> x, std::integral_constant<int, L>) {
+  StoreVec<D, L>(p, x);
+}
+template <DType D, int L>
+inline void StorePiece(Element<D>* p, Float<L> x, int count) {
+  StorePart<D, L>(p, x, count);
+}
+
+// ------------------------------------------------------------------------------------------------------------ maps
+
+template <int L>
+void Map(const EwProblem& p, int64_t begin, int64_t end) {
+  using Formulas = EwFormulas<Math<L>>;
+  ForDType(p.dtype, [&](auto dtype) {
+    constexpr DType D = decltype(dtype)::value;
+    const Element<D>*a = In<D>(p.in[0]), *b = In<D>(p.in[1]), *c = In<D>(p.in[2]);
+    Element<D>*y = Out<D>(p.out[0]), *z = Out<D>(p.out[1]);
+    if (IsBinary(p.op) && !p.gradient) {
+      Formulas::WithBinary(p, [&](auto f) {
+        ForPieces<L>(begin, end, [&](int64_t i, auto count) {
+          StorePiece<D, L>(y + i, f(LoadPiece<D, L>(a + i, count), LoadPiece<D, L>(b + i, count)), count);
+        });
+      });
+    } else if (IsBinary(p.op)) {
+      Formulas::WithBinaryGrad(p, [&](auto f) {
+        ForPieces<L>(begin, end, [&](int64_t i, auto count) {
+          const auto d = f(LoadPiece<D, L>(a + i, count), LoadPiece<D, L>(b + i, count), LoadPiece<D, L>(c + i, count));
+          StorePiece<D, L>(y + i, d.first, count);
+          StorePiece<D, L>(z + i, d.second, count);
+        });
+      });
+    } else if (p.gradient) {
+      Formulas::WithUnaryGrad(p, [&](auto f) {
+        ForPieces<L>(begin, end, [&](int64_t i, auto count) {
+          StorePiece<D, L>(y + i, f(LoadPiece<D, L>(a + i, count), LoadPiece<D, L>(b + i, count)), count);
+        });
+      });
+    } else {
+      Formulas::WithUnary(p, [&](auto f) {
+        ForPieces<L>(begin, end,
+                     [&](int64_t i, auto count) { StorePiece<D, L>(y + i, f(LoadPiece<D, L>(a + i, count)), count); });
+      });
+    }
+  });
+}
+
+template <int L>
+void Cast(const CastProblem& p, int64_t begin, int64_t end) {
+  ForDType(p.from, [&](auto from) {
+    ForDType(p.to, [&](auto to) {
+      constexpr DType From = decltype(from)::value, To = decltype(to)::value;
+      ForPieces<L>(begin, end, [&](int64_t i, auto count) {
+        StorePiece<To, L>(Out<To>(p.y) + i, LoadPiece<From, L>(In<From>(p.x) + i, count), count);
+      });
+    });
+  });
+}
+
+template <int L>
+void AddN(const AddNProblem& p, int64_t begin, int64_t end) {
+  ForDType(p.dtype, [&](auto dtype) {
+    constexpr DType D = decltype(dtype)::value;
+    ForPieces<L>(begin, end, [&](int64_t i, auto count) {
+      Float<L> sum = LoadPiece<D, L>(In<D>(p.x[0]) + i, count);
+      for (int k = 1; k < p.count; ++k) sum += LoadPiece<D, L>(In<D>(p.x[k]) + i, count);
+      StorePiece<D, L>(Out<D>(p.y) + i, sum, count);
+    });
+  });
+}
+
+// -------------------------------------------------------------------------------------------------------- channels
+
+template <Activation A>
+using ActivationIs = std::integral_constant<Activation, A>;
+
+template <class Body>
+inline void ForActivation(Activation act, const Body& body) {
+  switch (act) {
+    case Activation::kNone: return body(ActivationIs<Activation::kNone>());
+    case Activation::kRelu: return body(ActivationIs<Activation::kRelu>());
+    case Activation::kFastGelu: return body(ActivationIs<Activation::kFastGelu>());
+  }
+}
+
+// One vector of a gradient.
+template <DType D, int L>
+struct ChannelGrad {
+  using V = Float<L>;
+  const Element<D>*dy, *x, *y;
+  Element<D>* dx;
+  bool gain;
+
+  // Gives t, and t * x where there is an x.
+  template <class Act, class Count>
+  inline void operator()(Act, int64_t i, Count count, V g, V b, V* t, V* tx) const {
+    using Formulas = EwFormulas<Math<L>>;
+    V d = LoadPiece<D, L>(dy + i, count);
+    const V v = x ? LoadPiece<D, L>(x + i, count) : V{};
+    if constexpr (Act::value == Activation::kRelu) {
+      const V sign = y ? LoadPiece<D, L>(y + i, count) : g * v + b;
+      d = sign > 0.f ? d : V{};
+    } else if constexpr (Act::value == Activation::kFastGelu) {
+      d = d * Formulas::SwishGrad(g * v + b, kFastGeluAlpha);
+    }
+    if (dx) StorePiece<D, L>(dx + i, gain ? g * d : d, count);
+    *t = d;
+    *tx = d * v;
+  }
+};
+
+constexpr int kTile = 256;  // rows of fewer channels are taken several at once
+
+// inner 1. A group of rows, at least kTile elements, is one long row whose gains and biases repeat.
+template <int L>
+void ChannelRows(const ChannelProblem& p, int64_t o0, int64_t o1, float* dbias, float* dgain) {
+  using V = Float<L>;
+  const int64_t C = p.channels, group = C < kTile ? kTile / C : 1, width = group * C;
+  float tiled_gain[kTile], tiled_bias[kTile], bias_sums[kTile] = {}, gain_sums[kTile] = {};
+  const float *gain = p.gain, *bias = p.bias;
+  float *to_bias = dbias, *to_gain = dgain;
+  if (group > 1) {
+    for (int64_t i = 0; i < width; ++i) {
+      tiled_gain[i] = gain ? gain[i % C] : 1.f;
+      tiled_bias[i] = bias ? bias[i % C] : 0.f;
+    }
+    gain = tiled_gain, bias = tiled_bias;
+    to_bias = dbias ? bias_sums : nullptr, to_gain = dgain ? gain_sums : nullptr;
+  } else {
+    if (dbias) std::fill(dbias, dbias + C, 0.f);
+    if (dgain) std::fill(dgain, dgain + C, 0.f);
+  }
+  constexpr DType F = DType::kFloat32;
+  ForDType(p.dtype, [&](auto dtype) {
+    ForActivation(p.act, [&](auto act) {
+      constexpr DType D = decltype(dtype)::value;
+      const ChannelGrad<D, L> grad = {In<D>(p.dy), In<D>(p.x), In<D>(p.y), Out<D>(p.dx), p.gain != nullptr};
+      int64_t o = o0;
+      while (o < o1) {
+        if (!p.gradient) {
+          const int64_t rows = std::min(group, o1 - o), first = o * C;
+          ForPieces<L>(0, rows * C, [&](int64_t i, auto count) {
+            V v = LoadPiece<D, L>(In<D>(p.x) + first + i, count);
+            if (gain) v = v * LoadPiece<F, L>(gain + i, count);
+            if (bias) v = v + LoadPiece<F, L>(bias + i, count);
+            StorePiece<D, L>(Out<D>(p.y) + first + i, EwFormulas<Math<L>>::Act(decltype(act)::value, v), count);
+          });
+          o += rows;
+          continue;
+        }
+        // Four long rows at a time, so that their sums are touched once.
+        const int64_t first = o * C;
+        auto piece = [&](int64_t i, auto count, int rows) {
+          const V g = gain ? LoadPiece<F, L>(gain + i, count) : Math<L>::Set(1.f);
+          const V b = bias ? LoadPiece<F, L>(bias + i, count) : V{};
+          V t[4] = {}, tx[4] = {};
+          for (int r = 0; r < rows; ++r) grad(act, first + r * width + i, count, g, b, &t[r], &tx[r]);
+          const V sum = (t[0] + t[1]) + (t[2] + t[3]);
+          if (to_bias) StorePiece<F, L>(to_bias + i, LoadPiece<F, L>(to_bias + i, count) + sum, count);
+          const V sum_x = (tx[0] + tx[1]) + (tx[2] + tx[3]);
+          if (to_gain) StorePiece<F, L>(to_gain + i, LoadPiece<F, L>(to_gain + i, count) + sum_x, count);
+        };
+        if (o + 4 * group <= o1) {
+          ForPieces<L>(0, width, [&](int64_t i, auto count) { piece(i, count, 4); });
+          o += 4 * group;
+        } else {
+          const int64_t rows = std::min(group, o1 - o);
+          ForPieces<L>(0, rows * C, [&](int64_t i, auto count) { piece(i, count, 1); });
+          o += rows;
+        }
+      }
+    });
+  });
+  if (group > 1)
+    for (int64_t c = 0; c < C; ++c) {
+      float b = 0.f, g = 0.f;
+      for (int64_t i = c; i < width; i += C) b += bias_sums[i], g += gain_sums[i];
+      if (dbias) dbias[c] = b;
+      if (dgain) dgain[c] = g;
+    }
+}
+
+template <int L>
+inline float LaneSum(Float<L> x) {
+  for (int half = L / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) x[i] += x[i + half];
+  return x[0];
+}
+
+template <int L>
+void Channel(const ChannelProblem& p, int64_t o0, int64_t o1, int64_t c0, int64_t c1, int64_t i0, int64_t i1,
+             float* dbias, float* dgain) {
+  if (p.inner == 1) return ChannelRows<L>(p, o0, o1, dbias, dgain);
+  using V = Float<L>;
+  ForDType(p.dtype, [&](auto dtype) {
+    ForActivation(p.act, [&](auto act) {
+      constexpr DType D = decltype(dtype)::value;
+      const ChannelGrad<D, L> grad = {In<D>(p.dy), In<D>(p.x), In<D>(p.y), Out<D>(p.dx), p.gain != nullptr};
+      for (int64_t c = c0; c < c1; ++c) {
+        const V g = Math<L>::Set(p.gain ? p.gain[c] : 1.f), b = Math<L>::Set(p.bias ? p.bias[c] : 0.f);
+        V sum = {}, sum_x = {};
+        for (int64_t o = o0; o < o1; ++o) {
+          const int64_t first = (o * p.channels + c) * p.inner;
+          ForPieces<L>(first + i0, first + i1, [&](int64_t i, auto count) {
+            if (p.gradient) {
+              V t, tx;
+              grad(act, i, count, g, b, &t, &tx);
+              sum += t, sum_x += tx;
+            } else {
+              const V v = g * LoadPiece<D, L>(In<D>(p.x) + i, count) + b;
+              StorePiece<D, L>(Out<D>(p.y) + i, EwFormulas<Math<L>>::Act(decltype(act)::value, v), count);
+            }
+          });
+        }
+        if (dbias) dbias[c] = LaneSum<L>(sum);
+        if (dgain) dgain[c] = LaneSum<L>(sum_x);
+      }
+    });
+  });
+}
+
+// ------------------------------------------------------------------------------------------------------ reduce max
+
+template <int L>
+void ReduceMax(const ReduceMaxProblem& p, int64_t begin, int64_t end, int64_t i0, int64_t i1) {
+  using V = Float<L>;
+  using Int = typename Vec<L>::Int;
+  constexpr float kLowest = -3.40282347e38f;
+  ForDType(p.dtype, [&](auto dtype) {
+    constexpr DType D = decltype(dtype)::value;
+    for (int64_t o = begin; o < end; ++o) {
+      const Element<D>* x = In<D>(p.x) + o * p.dim * p.inner;
+      Element<D>* y = Out<D>(p.y) + o * p.inner;
+      int64_t* argmax = p.argmax + o * p.inner;
+      if (p.inner > 1) {
+        ForPieces<L>(i0, i1, [&](int64_t i, auto count) {
+          V best = Math<L>::Set(kLowest);
+          Int place = {};
+          for (int64_t d = 0; d < p.dim; ++d) {
+            const V v = LoadPiece<D, L>(x + d * p.inner + i, count);
+            const Int better = v > best;
+            best = better ? v : best;
+            place = better ? Int{} + int32_t(d) : place;
+          }
+          StorePiece<D, L>(y + i, best, count);
+          for (int k = 0; k < count; ++k) argmax[i + k] = place[k];
+        });
+        continue;
+      }
+      // Lane k looks at places k, k + L, ...; of equal lanes the one with the first place wins.
+      V best = Math<L>::Set(kLowest);
+      Int place = {};
+      int64_t d = 0;
+      for (; d + L <= p.dim; d += L) {
+        const V v = LoadVec<D, L>(x + d);
+        const Int better = v > best;
+        best = better ? v : best;
+        place = better ? Int{} + int32_t(d) : place;
+      }
+      float most = kLowest;
+      int64_t first = 0;
+      for (int k = 0; k < L; ++k) {
+        const int64_t at = place[k] + k;
+        if (best[k] > most || (best[k] == most && most > kLowest && at < first)) most = best[k], first = at;
+      }
+      for (; d < p.dim; ++d) {
+        const float v = LoadOne<D>(x + d);
+        if (v > most) most = v, first = d;
+      }
+      StoreOne<D>(y, most);
+      *argmax = first;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace cpu
+}  // namespace blocksparse
