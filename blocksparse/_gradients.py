@@ -36,52 +36,43 @@ def _name(op, suffix):
     return name and name.rsplit("/", 1)[-1] + suffix
 
 
-def _weight_gradient(op, x, dy, w, table, gate, names=("_updat", "_dgate")):
-    """Gradients of W and of the gate, by the table of `BlocksparseMatMul.__call__`; `op` is a product that reads W."""
-    gate_grad, gated_dw, dw_dtype = (op.get_attr(name) for name in ("gate_grad", "gated_dw", "dw_dtype"))
-    if not _needed(op, 1) and not (gate and gate_grad and _needed(op, 3)):
-        return None, [None] * len(gate)
-    # With a gate gradient DG rounds, so that dW is rounded once.
-    with_gate = bool(gate) and gate_grad
-    dw = _ops.blocksparse_matmul_dw(
-        [x],
-        [dy],
-        table,
-        gate if gated_dw else [],
-        gated_dw=gated_dw and bool(gate),
-        dw_dtype=tf.float32 if with_gate else dw_dtype,
-        blocks=tf.compat.dimension_value(w.shape[0]) or 0,
-        name=_name(op, names[0]),
-        **_attrs(op, *_LAYOUT_ATTRS),
-    )
-    if not with_gate:
-        return dw, [None] * len(gate)
-    dw, dgate = _ops.blocksparse_matmul_dg(
-        dw, w, gate[0], dw_dtype=dw_dtype, bsize=op.get_attr("bsize"), gated=gated_dw, name=_name(op, names[1])
-    )
-    return dw, [dgate]
+def _gradients(op, product, suffix, other, x, dy):
+    """Gradients of all inputs of an op that reads W: of the activations by `product(other, ...)`, of W by the pair
+    `(x, dy)`, of the gate by both; by the table of `BlocksparseMatMul.__call__`."""
+    _, w, table, *gate = op.inputs
+    attrs = _attrs(op, *_LAYOUT_ATTRS, "gate_grad", "gated_dw", "dw_dtype")
+    activations = dw = dgate = None
+    if _needed(op, 0):
+        activations = product(other, w, table, gate, name=_name(op, suffix), **attrs)
+    gate_grad, gated_dw, dw_dtype = bool(gate) and attrs.pop("gate_grad"), attrs.pop("gated_dw"), attrs.pop("dw_dtype")
+    if _needed(op, 1) or (gate_grad and _needed(op, 3)):
+        dw = _ops.blocksparse_matmul_dw(
+            [x],
+            [dy],
+            table,
+            gate if gated_dw else [],
+            gated_dw=bool(gate) and gated_dw,
+            # With a gate gradient DG rounds, so that dW is rounded once.
+            dw_dtype=tf.float32 if gate_grad else dw_dtype,
+            blocks=tf.compat.dimension_value(w.shape[0]) or 0,
+            name=_name(op, "_updat"),
+            **{name: attrs[name] for name in _LAYOUT_ATTRS},
+        )
+        if gate_grad:
+            dw, dgate = _ops.blocksparse_matmul_dg(
+                dw, w, gate[0], dw_dtype=dw_dtype, bsize=attrs["bsize"], gated=gated_dw, name=_name(op, "_dgate")
+            )
+    return [activations, dw, None, *([dgate] if gate else [])]
 
 
 @tf.RegisterGradient("BlocksparseMatmul")
 def _forward_gradient(op, dy):
-    x, w, table, *gate = op.inputs
-    attrs = _attrs(op, *_LAYOUT_ATTRS, "gate_grad", "gated_dw", "dw_dtype")
-    dx = None
-    if _needed(op, 0):
-        dx = _ops.blocksparse_matmul_dx(dy, w, table, gate, name=_name(op, "_bprop"), **attrs)
-    dw, dgate = _weight_gradient(op, x, dy, w, table, gate)
-    return [dx, dw, None, *dgate]
+    return _gradients(op, _ops.blocksparse_matmul_dx, "_bprop", dy, op.inputs[0], dy)
 
 
 @tf.RegisterGradient("BlocksparseMatmulDX")
 def _input_gradient_gradient(op, g):
-    dy, w, table, *gate = op.inputs
-    attrs = _attrs(op, *_LAYOUT_ATTRS, "gate_grad", "gated_dw", "dw_dtype")
-    ddy = None
-    if _needed(op, 0):
-        ddy = _ops.blocksparse_matmul(g, w, table, gate, name=_name(op, "_fprop"), **attrs)
-    dw, dgate = _weight_gradient(op, g, dy, w, table, gate)
-    return [ddy, dw, None, *dgate]
+    return _gradients(op, _ops.blocksparse_matmul, "_fprop", g, g, op.inputs[0])
 
 
 def _pair_gradients(op, g):

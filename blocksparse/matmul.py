@@ -80,7 +80,7 @@ class IdentityInit(init_ops.Initializer):
                 f"shape must be {(self.blocks, self.bsize, self.bsize)} for this layout, got {tuple(shape)}"
             )
         diagonal = self.lut[:, 0] % self.KB == self.lut[:, 1] % self.CB
-        w = np.zeros(shape, np.float32)
+        w = np.zeros((self.blocks, self.bsize, self.bsize), np.float32)
         w[diagonal] = self.scale * np.eye(self.bsize, dtype=np.float32)
         return tf.cast(w, dtype or tf.float32)
 
@@ -141,6 +141,7 @@ class BlocksparseMatMul:
         self.count = 0
         self.layout = self._blocks.layout.copy()
         self._attrs = dict(axis=self.axis, bsize=self.bsize, C=self.C, K=self.K)
+        self._w_shape = tf.TensorShape(self.w_shape)
         self._eager_table = None
 
     def __getattr__(self, name):
@@ -359,7 +360,8 @@ class BlocksparseMatMul:
             raise ValueError(f"W has dtype {W.dtype.name}, allowed are float32, float16 and bfloat16")
         if dtype is not None and W.dtype != dtype:
             raise ValueError(f"I and W must have one dtype, got {dtype.name} and {W.dtype.name}")
-        if not W.shape.is_compatible_with(self.w_shape):
+        # Equality first: it takes a tenth of the time, and nearly always holds.
+        if not (W.shape == self._w_shape or W.shape.is_compatible_with(self._w_shape)):
             raise ValueError(f"W must have shape {self.w_shape} for this layout, got {W.shape}")
 
     def _gate(self, gate):

@@ -23,7 +23,7 @@ KINDS = ("plain", "cast", "l2_normalize", "gated", "gate_grad", "two gates", "al
 
 def run(device, mode, build, arrays):
     """`build(*tensors)` in a v1 graph with variables or in a function; what it gives, as arrays."""
-    if mode == "function":
+    if mode != "v1":
         with tf.device(device):
             return [t.numpy() for t in tf.function(lambda *tensors: build(*tensors))(*map(tf.constant, arrays))]
     with tf.Graph().as_default(), tf1.Session() as session, tf.device(device):
@@ -47,7 +47,7 @@ def net(bsmm, kind, steps, x, w, gates):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", ["v1", "function"])
+@pytest.mark.parametrize("mode", ["v1", "function", "tape"])
 def test_same_gradients_from_fewer_launches(device, rng, mode, kind):
     layout, steps, group_size = random_layout(rng, 3, 3, 0.6), 10, 4
     bsmm = BlocksparseMatMul(layout, 8, 1)
@@ -58,8 +58,14 @@ def test_same_gradients_from_fewer_launches(device, rng, mode, kind):
     launches = []
 
     def build(x, w, *gates, grouped):
-        loss = net(bsmm, kind, steps, x, w, gates)
-        gradients = tf1.gradients(loss, [w, *gates])
+        if mode == "tape":
+            with tf.GradientTape() as tape:
+                tape.watch([x, w, *gates])
+                loss = net(bsmm, kind, steps, x, w, gates)
+            gradients = tape.gradient(loss, [w, *gates])
+        else:
+            loss = net(bsmm, kind, steps, x, w, gates)
+            gradients = tf1.gradients(loss, [w, *gates])
         if grouped:
             gradients[0] = group_param_grads(gradients[0], group_size)
             needed = [

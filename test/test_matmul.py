@@ -562,6 +562,34 @@ def test_ortho_init(rng, capsys, shape, density):
     assert bsmm.ortho_init()(bsmm.w_shape, tf.float16).dtype == np.float16
 
 
+def test_initializers_of_v1_variables(rng):
+    layout = random_layout(rng, 3, 4, 0.5)
+    layout[0, 0], layout[1, 1] = False, True
+    bsmm = BlocksparseMatMul(layout, 8)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variables = [
+            tf.compat.v1.get_variable("identity", bsmm.w_shape, initializer=bsmm.identity_init()),
+            tf.compat.v1.get_variable("ortho", bsmm.w_shape, initializer=bsmm.ortho_init()),
+            tf.compat.v1.get_variable("gate", bsmm.g_shape, initializer=bsmm.checker_init()),
+        ]
+        session.run(tf.compat.v1.global_variables_initializer())
+        identity, ortho, gate = session.run(variables)
+    assert np.array_equal(identity, reference.identity(layout, 8))
+    assert reference.orthonormality_error(ortho, layout) < 1e-5
+    assert np.array_equal(gate, reference.checker(layout))
+
+
+def test_forward_mode(device, rng):
+    bsmm = BlocksparseMatMul(random_layout(rng, 3, 4, 0.5), 8, 1)
+    x, w = random_values(rng, (5, 24), np.float32), random_values(rng, bsmm.w_shape, np.float32)
+    tangent = random_values(rng, (5, 24), np.float32)
+    with tf.device(device):
+        x, tangent = tf.constant(x), tf.constant(tangent)
+        with tf.autodiff.ForwardAccumulator(x, tangent) as accumulator:
+            y = bsmm(x, w)
+        assert np.array_equal(accumulator.jvp(y), bsmm(tangent, w))
+
+
 def test_checker_init(rng):
     layout = random_layout(rng, 4, 5, 0.6)
     bsmm = BlocksparseMatMul(layout, 8)

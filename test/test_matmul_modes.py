@@ -2,6 +2,7 @@
 
 import gc
 import glob
+import re
 import timeit
 import weakref
 
@@ -303,19 +304,18 @@ def test_no_copy_of_the_table(device, rng, tmp_path):
     with open(glob.glob(f"{tmp_path}/**/*.xplane.pb", recursive=True)[0], "rb") as file:
         space.ParseFromString(file.read())
     planes = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
-    assert planes and any(line.events for plane in planes for line in plane.lines), "the profile has no GPU events"
+    if not any(line.events for plane in planes for line in plane.lines):
+        pytest.skip("this machine's driver lets nobody profile the GPU")
     names = {id: stat.name for plane in planes for id, stat in plane.stat_metadata.items()}
     copies = []
     for plane in planes:
         for event in (event for line in plane.lines for event in line.events):
-            name = plane.event_metadata[event.metadata_id].name
-            if "memcpyh2d" in name.lower():
-                details = {names.get(stat.metadata_id): stat.str_value or stat.uint64_value for stat in event.stats}
-                copies.append((name, details))
-    large = [copy for copy in copies if any(f"size:{n}" in str(copy[1]) for n in range(size, size + 64))]
-    assert not large and len(copies) < 100, (
-        f"{len(copies)} copies in 200 products, {len(large)} of the table: {copies[:3]}"
-    )
+            if "memcpyh2d" in plane.event_metadata[event.metadata_id].name.lower():
+                copies.append(
+                    {names.get(stat.metadata_id): stat.str_value or stat.uint64_value for stat in event.stats}
+                )
+    sizes = [int(n) for copy in copies for n in re.findall(r"size:(\d+)", str(copy))]
+    assert len(copies) < 20 and all(n < size for n in sizes), f"{len(copies)} copies in 200 products: {copies[:3]}"
 
 
 def test_call_costs_little():
@@ -373,6 +373,43 @@ with tf.Graph().as_default(), tf.compat.v1.Session() as session:
 print("right")
 """
     assert "right" in helpers.run_python(script, path, tmp_path / "case.npz")
+
+
+def test_old_scripts():
+    """With TensorFlow 2 behaviour off: reference variables, shapes of Dimensions, loops and grouped gradients."""
+    script = """
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+from blocksparse.matmul import BlocksparseMatMul, SparseProj, group_param_grads, block_reduced_full_dw
+tf.set_random_seed(1)
+bsmm = BlocksparseMatMul(np.tri(4), block_size=8, feature_axis=0, name="fc")
+proj = SparseProj(32, 8)
+x = tf.placeholder(tf.float32, [32, None])
+w = tf.get_variable("w", bsmm.w_shape, initializer=bsmm.identity_init(), use_resource=False)
+g = tf.get_variable("g", bsmm.g_shape, initializer=tf.ones_initializer(), use_resource=False)
+def net(h):
+    for _ in range(6):
+        h = tf.tanh(bsmm(h, bsmm.l2_normalize(w), g, gate_grad=True))
+    return tf.reduce_sum(proj.gather(h))
+for build in (net, lambda x: tf.while_loop(lambda i, h: i < 6, lambda i, h: (i + 1, bsmm(h, w)), (0, x))[1]):
+    loss = build(x)
+    plain = tf.gradients(loss, [w])
+grads = tf.gradients(net(x), [w, g])
+sums = tf.gradients(net(x), [w, g])
+full = block_reduced_full_dw(sums[0], scale=tf.constant(1.0))
+sums[0] = group_param_grads(sums[0], group_size=3, cast32=True)
+assert [v.op.name for v in tf.global_variables()] == ["w", "g"]
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    feed = {x: np.random.standard_normal((32, 5))}
+    session.run(plain, feed)
+    for a, b in zip(session.run(grads, feed), session.run(sums, feed)):
+        assert np.abs(a - b).max() < 5e-3 * np.abs(a).max(), (a, b)
+    assert session.run(full, feed).shape == (4, 4)
+print("right")
+"""
+    assert "right" in helpers.run_python(script)
 
 
 def test_mirrored_strategy_with_two_devices():
