@@ -18,7 +18,7 @@ struct Tile {
   const float* panel;
   const float* weights;  // of the tile's first output
   const int32_t *in, *ids;
-  int count, bsize;
+  int count;
   const float* ahead;  // weights to prefetch, with the block ids in `next`
   const int32_t* next;
   float* out;
@@ -27,7 +27,7 @@ struct Tile {
 
 // out [M][V * L] (+)= the M outputs' weights times the panel. Every sum runs over blocks and features in order, so that
 // the bits depend neither on M nor on V nor on how often the sums were put aside.
-template <int L, int M, int V, bool kTransposed>
+template <int L, int M, int V, int B, bool kTransposed>
 void RunTile(const Tile& t) {
   constexpr int kWidth = V * L;
   Float<L> sum[M][V];
@@ -36,20 +36,20 @@ void RunTile(const Tile& t) {
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v)
       sum[m][v] = t.add ? LoadVec<DType::kFloat32, L>(t.out + m * kWidth + v * L) : Float<L>{};
-  const int64_t b = t.bsize, area = b * b;
   for (int e = 0; e < t.count; ++e) {
-    const float* x = t.panel + t.in[e] * b * kWidth;
-    const float* w = t.weights + t.ids[e] * area;
-    const float* ahead = t.ahead + t.next[e] * area;
-#pragma GCC unroll 4
-    for (int64_t c = 0; c < b; ++c) {
-      if (c % (16 / M) == 0) __builtin_prefetch(ahead + c * M);
+    const float* x = t.panel + t.in[e] * int64_t(B * kWidth);
+    const float* w = t.weights + t.ids[e] * int64_t(B * B);
+    const float* ahead = t.ahead + t.next[e] * int64_t(B * B);
+    // Not unrolled: with two steps in one body GCC moves the sums between registers.
+#pragma GCC unroll 1
+    for (int c = 0; c < B; ++c) {
+      __builtin_prefetch(ahead + c * M);
       Float<L> xs[V];
 #pragma GCC unroll 3
       for (int v = 0; v < V; ++v) xs[v] = LoadVec<DType::kFloat32, L>(x + c * kWidth + v * L);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const float scalar = kTransposed ? w[m * b + c] : w[c * b + m];
+        const float scalar = kTransposed ? w[m * B + c] : w[c * B + m];
 #pragma GCC unroll 3
         for (int v = 0; v < V; ++v) sum[m][v] += xs[v] * scalar;
       }
@@ -61,11 +61,11 @@ void RunTile(const Tile& t) {
     for (int v = 0; v < V; ++v) StoreVec<DType::kFloat32, L>(t.out + m * kWidth + v * L, sum[m][v]);
 }
 
-template <int L, bool kTransposed>
+template <int L, int B, bool kTransposed>
 void RunTile(const Tile& t, int vectors) {
-  if (vectors == 3) return RunTile<L, TileOutputs<L>(3), 3, kTransposed>(t);
-  if (vectors == 2) return RunTile<L, TileOutputs<L>(2), 2, kTransposed>(t);
-  return RunTile<L, TileOutputs<L>(1), 1, kTransposed>(t);
+  if (vectors == 3) return RunTile<L, TileOutputs<L>(3), 3, B, kTransposed>(t);
+  if (vectors == 2) return RunTile<L, TileOutputs<L>(2), 2, B, kTransposed>(t);
+  return RunTile<L, TileOutputs<L>(1), 1, B, kTransposed>(t);
 }
 
 // The rows or columns [o0, o1) of a block of weights to float32, times its gate.
@@ -81,16 +81,15 @@ void ConvertBlock(const Element<D>* w, int bsize, int o0, int o1, bool transpose
   }
 }
 
-template <int L>
-void RunColumn(const Column& column) {
+template <int L, int B>
+void RunColumnOf(const Column& column) {
   constexpr int kMost = kReduction / 8;
   static const int32_t kInOrder[kMost] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19};
-  const int b = column.bsize, area = b * b, most = kReduction / b > 1 ? kReduction / b : 1;
+  constexpr int b = B, area = B * B, most = kReduction / B > 1 ? kReduction / B : 1;
   const int vectors = column.width / L, outputs = TileOutputs<L>(vectors);
   const bool direct = column.dtype == DType::kFloat32 && !column.gate;
   int32_t in[kMost];
   Tile tile;
-  tile.bsize = b;
   tile.panel = column.panel;
   tile.add = false;
   for (int e = 0; e < column.count || !tile.add;) {
@@ -124,11 +123,22 @@ void RunColumn(const Column& column) {
       tile.ahead = weights + o * b;
       tile.out = column.out + int64_t(o - column.o0) * column.width;
       if (column.transposed)
-        RunTile<L, true>(tile, vectors);
+        RunTile<L, B, true>(tile, vectors);
       else
-        RunTile<L, false>(tile, vectors);
+        RunTile<L, B, false>(tile, vectors);
     }
     tile.add = true;
+  }
+}
+
+template <int L>
+void RunColumn(const Column& column) {
+  switch (column.bsize) {
+    case 8: return RunColumnOf<L, 8>(column);
+    case 16: return RunColumnOf<L, 16>(column);
+    case 32: return RunColumnOf<L, 32>(column);
+    case 64: return RunColumnOf<L, 64>(column);
+    case 128: return RunColumnOf<L, 128>(column);
   }
 }
 
