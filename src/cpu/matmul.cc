@@ -68,62 +68,79 @@ struct ProductRun {
         out_features(forward ? p.K() : p.C()),
         panels(p.n[0], kernels.lanes, choice.tile),
         one(p.n[0] == 1),
-        fused(!one && (threads == 1 || panels.count >= 2 * threads)),
+        fused(!one && panels.count >= (threads == 1 ? 1 : 4 * threads)),
+        groups(CeilDiv(panels.count, std::min<int64_t>(kPanels, fused ? CeilDiv(panels.count, 2 * threads) : kPanels))),
         ptr(plan.words.data() + plan.numbers[0]),
         in(plan.words.data() + plan.numbers[1]),
         ids(plan.words.data() + plan.numbers[2]),
         units(plan.words.data() + plan.numbers[3]),
         unit_count(plan.numbers[4]),
-        sums_floats(Rounded(std::max(kUnitFeatures, p.bsize) * choice.tile)),
+        group_width(std::min<int64_t>(kPanels, panels.count) * choice.tile),
+        sums_floats(Rounded(std::max(kUnitFeatures, p.bsize) * group_width)),
         packed_floats(Rounded(in_features * (one     ? 1
-                                             : fused ? choice.tile
+                                             : fused ? group_width
                                                      : panels.vectors * kernels.lanes))) {}
 
   int64_t WorkerFloats() const { return sums_floats + kColumnScratch + (fused ? packed_floats : 0); }
   int64_t WorkspaceFloats(int threads) const { return WorkerFloats() * threads + (fused ? 0 : packed_floats); }
 
-  // Outputs [units[u], units[u + 1]) of one panel.
-  void Unit(int64_t u, int64_t panel, const float* packed, float* scratch) const {
-    const int width = one ? 1 : panels.Width(panel), b = p.bsize;
+  int64_t FirstPanel(int64_t group) const { return panels.count * group / groups; }
+
+  void Pack(int64_t panel, int64_t f0, int64_t f1, float* packed) const {
+    const int width = panels.Width(panel);
+    kernels.pack_panel(Inputs(), panels.First(panel), panels.Entries(panel), f0, f1, width, packed + f0 * width);
+  }
+
+  // Outputs [units[u], units[u + 1]) of a group of panels; `packed` is the first panel's.
+  void Unit(int64_t u, int64_t group, const float* packed, float* scratch) const {
+    const int b = p.bsize;
+    const int64_t first = FirstPanel(group), f0 = units[u], f1 = units[u + 1];
     Column column;
     column.bsize = b;
     column.transposed = !forward;
     column.dtype = p.dtype;
     column.weights = p.b[0];
     column.gate = p.gate;
-    column.panel = packed;
-    column.width = width;
     column.scratch = scratch + sums_floats;
-    for (int64_t f = units[u]; f < units[u + 1]; f += column.o1 - column.o0) {
+    column.panels = int(FirstPanel(group + 1) - first);
+    float* sums[kPanels];
+    for (int i = 0; i < column.panels; ++i) {
+      column.width[i] = one ? 1 : panels.Width(first + i);
+      column.panel[i] = packed;
+      sums[i] = scratch;
+      packed += in_features * column.width[i];
+      scratch += (f1 - f0) * column.width[i];
+    }
+    for (int64_t f = f0; f < f1; f += column.o1 - column.o0) {
       const int64_t j = f / b;
       column.o0 = int(f - j * b);
-      column.o1 = int(std::min<int64_t>(b, units[u + 1] - j * b));
+      column.o1 = int(std::min<int64_t>(b, f1 - j * b));
       column.in = in + ptr[j];
       column.ids = ids + ptr[j];
       column.count = ptr[j + 1] - ptr[j];
-      column.out = scratch + (f - units[u]) * width;
+      for (int i = 0; i < column.panels; ++i) column.out[i] = sums[i] + (f - f0) * column.width[i];
       if (one)
         kernels.column_of_one(column);
       else
         kernels.column(column);
     }
-    if (one)
-      kernels.finish(scratch, 1.f, nullptr, units[u + 1] - units[u], Offset(p.out, units[u]), p.dtype);
-    else
-      kernels.unpack_panel(scratch, width, Outputs(), panels.First(panel), panels.Entries(panel), units[u],
-                           units[u + 1]);
+    if (one) return kernels.finish(sums[0], 1.f, nullptr, f1 - f0, Offset(p.out, f0), p.dtype);
+    for (int i = 0; i < column.panels; ++i)
+      kernels.unpack_panel(sums[i], column.width[i], Outputs(), panels.First(first + i), panels.Entries(first + i), f0,
+                           f1);
   }
 
   void Run(float* workspace, ThreadPool* pool) const {
     const double macs = double(p.blocks) * p.bsize * p.bsize * panels.vectors * kernels.lanes;
     const double bytes = double(p.blocks) * p.bsize * p.bsize * SizeOf(p.dtype);
     if (fused) {
-      pool->ForEach(panels.count, Ns(macs / panels.count, bytes), [&](int64_t panel, int worker) {
+      pool->ForEach(groups, Ns(macs / groups, bytes), [&](int64_t group, int worker) {
         KeepSubnormals keep;
         float *scratch = workspace + worker * WorkerFloats(), *packed = scratch + sums_floats + kColumnScratch;
-        kernels.pack_panel(Inputs(), panels.First(panel), panels.Entries(panel), 0, in_features, panels.Width(panel),
-                           packed);
-        for (int64_t u = 0; u < unit_count; ++u) Unit(u, panel, packed, scratch);
+        const int64_t first = FirstPanel(group), end = FirstPanel(group + 1), n0 = panels.First(first);
+        for (int64_t panel = first; panel < end; ++panel)
+          Pack(panel, 0, in_features, packed + (panels.First(panel) - n0) * in_features);
+        for (int64_t u = 0; u < unit_count; ++u) Unit(u, group, packed, scratch);
       });
       return;
     }
@@ -140,16 +157,15 @@ struct ProductRun {
       pool->ForEach(slices * panels.count, Ns(0, moved), [&](int64_t task, int) {
         KeepSubnormals keep;
         const int64_t panel = task / slices, f0 = task % slices * kPackFeatures;
-        kernels.pack_panel(Inputs(), panels.First(panel), panels.Entries(panel), f0,
-                           std::min(f0 + kPackFeatures, in_features), panels.Width(panel),
-                           packed + panels.First(panel) * in_features + f0 * panels.Width(panel));
+        Pack(panel, f0, std::min(f0 + kPackFeatures, in_features), packed + panels.First(panel) * in_features);
       });
     }
-    const int64_t tasks = unit_count * panels.count;
+    const int64_t tasks = unit_count * groups;
     pool->ForEach(tasks, Ns(macs / tasks, bytes / unit_count), [&](int64_t task, int worker) {
       KeepSubnormals keep;
-      const int64_t panel = task % panels.count;
-      Unit(task / panels.count, panel, packed + panels.First(panel) * in_features, workspace + worker * WorkerFloats());
+      const int64_t group = task % groups;
+      Unit(task / groups, group, packed + panels.First(FirstPanel(group)) * in_features,
+           workspace + worker * WorkerFloats());
     });
   }
 
@@ -162,9 +178,10 @@ struct ProductRun {
   const bool forward;
   const int64_t in_features, out_features;
   const Panels panels;
-  const bool one, fused;  // fused: each worker packs a panel and computes all its outputs while it is in the cache
+  const bool one, fused;  // fused: each worker packs a group of panels and computes all its outputs
+  const int64_t groups;
   const int32_t *ptr, *in, *ids, *units;
-  const int64_t unit_count, sums_floats, packed_floats;
+  const int64_t unit_count, group_width, sums_floats, packed_floats;
 };
 
 struct GradRun {

@@ -22,27 +22,31 @@ struct Activations {
   int64_t n, features;
 };
 
+// Panels that use a column's weights together, while they are in the cache.
+constexpr int kPanels = 6;
+
 // One block column of a product (or a part of it): outputs [o0, o1) of the block.
 struct Column {
   const int32_t* in;   // [count] input block of each entry
-  const int32_t* ids;  // [count] its weight block; readable kListPadding entries past the end
+  const int32_t* ids;  // [count] its weight block; both lists can be read kListPadding entries past their end
   int count;
   int bsize, o0, o1;
   bool transposed;  // weights are read as [output][input]: input gradient
   DType dtype;      // of weights
   const void* weights;
-  const float* gate;   // or null
-  const float* panel;  // [features][width]; for one batch entry [features]
-  int width;
-  float* scratch;  // kColumnScratch floats
-  float* out;      // [o1 - o0][width]
+  const float* gate;  // or null
+  int panels;
+  const float* panel[kPanels];  // [features][width]; for one batch entry [features]
+  int width[kPanels];
+  float* out[kPanels];  // [o1 - o0][width]
+  float* scratch;       // kColumnScratch floats
 };
 
 constexpr int kListPadding = 32;
 // Features reduced before the sums are put aside, so that a panel's piece stays in the first-level cache while all
 // outputs of the block use it.
 constexpr int kReduction = 160;
-constexpr int64_t kColumnScratch = 160 * 128;
+constexpr int64_t kColumnScratch = kReduction * 128;
 
 // The weight gradient works on pieces of blocks of at most this many features.
 constexpr int kGradPiece = 32;

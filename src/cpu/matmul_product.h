@@ -8,19 +8,25 @@ namespace blocksparse {
 namespace cpu {
 namespace {
 
-// Outputs x vectors of sums that stay in registers: 12 of 16 registers, 24 of 32.
+// Outputs x vectors of sums that stay in registers: 12 of 16 registers, 24 of 32. Panels of two and three vectors meet in
+// one column and share the packed weights.
 template <int L>
 constexpr int TileOutputs(int vectors) {
   return L == 16 || vectors == 1 ? 8 : 4;
 }
 
+// Up to this block size the pieces of a panel are too short for the hardware to see a stream in them.
+constexpr int kScattered = 32;
+
 struct Tile {
   const float* panel;
-  const float* weights;  // of the tile's first output
-  const int32_t *in, *ids;
+  const int32_t* in;      // [count] input block of each entry
+  const float* weights;   // blocks, from the tile's first output on
+  const int32_t* blocks;  // [count] block of each entry
   int count;
-  const float* ahead;  // weights to prefetch, with the block ids in `next`
+  const char* ahead;  // weights to prefetch: of block next[e], `ahead_step` bytes a feature
   const int32_t* next;
+  int64_t ahead_block, ahead_step;
   float* out;
   bool add;
 };
@@ -38,18 +44,26 @@ void RunTile(const Tile& t) {
       sum[m][v] = t.add ? LoadVec<DType::kFloat32, L>(t.out + m * kWidth + v * L) : Float<L>{};
   for (int e = 0; e < t.count; ++e) {
     const float* x = t.panel + t.in[e] * int64_t(B * kWidth);
-    const float* w = t.weights + t.ids[e] * int64_t(B * B);
-    const float* ahead = t.ahead + t.next[e] * int64_t(B * B);
+    const float* w = t.weights + t.blocks[e] * int64_t(B * B);
+    const char* ahead = t.ahead + t.next[e] * t.ahead_block;
+    const int64_t ahead_step = t.ahead_step;
+    const float* next_x = t.panel + t.in[e + 1] * int64_t(B * kWidth);  // anywhere behind the last: never read
     // Not unrolled: with two steps in one body GCC moves the sums between registers.
 #pragma GCC unroll 1
     for (int c = 0; c < B; ++c) {
-      __builtin_prefetch(ahead + c * M);
+      __builtin_prefetch(ahead, 0, 2);
+      if constexpr (B <= kScattered) {
+        __builtin_prefetch(next_x + c * kWidth);
+        if constexpr (kWidth > 16) __builtin_prefetch(next_x + c * kWidth + 16);
+        if constexpr (kWidth > 32) __builtin_prefetch(next_x + c * kWidth + 32);
+      }
+      ahead += ahead_step;
       Float<L> xs[V];
 #pragma GCC unroll 3
       for (int v = 0; v < V; ++v) xs[v] = LoadVec<DType::kFloat32, L>(x + c * kWidth + v * L);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const float scalar = kTransposed ? w[m * B + c] : w[c * B + m];
+        const float scalar = w[kTransposed ? m * B + c : c * B + m];
 #pragma GCC unroll 3
         for (int v = 0; v < V; ++v) sum[m][v] += xs[v] * scalar;
       }
@@ -68,67 +82,72 @@ void RunTile(const Tile& t, int vectors) {
   return RunTile<L, TileOutputs<L>(1), 1, B, kTransposed>(t);
 }
 
-// The rows or columns [o0, o1) of a block of weights to float32, times its gate.
-template <int L, DType D>
-void ConvertBlock(const Element<D>* w, int bsize, int o0, int o1, bool transposed, float gate, float* out) {
-  const int r0 = transposed ? o0 : 0, r1 = transposed ? o1 : bsize;
-  const int c0 = transposed ? 0 : o0, c1 = transposed ? bsize : o1;
-  for (int r = r0; r < r1; ++r) {
-    int c = c0;
-    for (; c + L <= c1; c += L)
-      StoreVec<DType::kFloat32, L>(out + r * bsize + c, LoadVec<D, L>(w + r * bsize + c) * gate);
-    for (; c < c1; ++c) out[r * bsize + c] = LoadOne<D>(w + r * bsize + c) * gate;
-  }
+// Rows (transposed) or columns [o0, o1) of a block to float32, times its gate; the rest of `out` is left as it is.
+template <int L, int B, bool kTransposed, DType D>
+void ConvertWeights(const Element<D>* w, int o0, int o1, float gate, float* out) {
+  constexpr int kLanes = L < 8 ? L : 8;
+  const int r0 = kTransposed ? o0 : 0, r1 = kTransposed ? o1 : B, c0 = kTransposed ? 0 : o0, c1 = kTransposed ? B : o1;
+  for (int r = r0; r < r1; ++r)
+    for (int c = c0; c < c1; c += kLanes)
+      StoreVec<DType::kFloat32, kLanes>(out + r * B + c, LoadVec<D, kLanes>(w + r * B + c) * gate);
 }
 
-template <int L, int B>
+template <int L, int M, int B, bool kTransposed>
 void RunColumnOf(const Column& column) {
-  constexpr int kMost = kReduction / 8;
-  static const int32_t kInOrder[kMost] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19};
-  constexpr int b = B, area = B * B, most = kReduction / B > 1 ? kReduction / B : 1;
-  const int vectors = column.width / L, outputs = TileOutputs<L>(vectors);
+  constexpr int kMost = kReduction / B > 1 ? kReduction / B : 1, kArea = B * B;
+  static const int32_t kInOrder[kReduction / 8] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,
+                                                   10, 11, 12, 13, 14, 15, 16, 17, 18, 19};
+  const int64_t size = SizeOf(column.dtype);
   const bool direct = column.dtype == DType::kFloat32 && !column.gate;
-  int32_t in[kMost];
+  const float* weights = direct ? static_cast<const float*>(column.weights) : column.scratch;
+  int32_t in[kMost + 1] = {};
   Tile tile;
-  tile.panel = column.panel;
   tile.add = false;
   for (int e = 0; e < column.count || !tile.add;) {
-    const float* weights;
     if (direct) {
       tile.in = column.in + e;
-      tile.ids = column.ids + e;
-      tile.count = column.count - e < most ? column.count - e : most;
-      tile.next = tile.ids + tile.count;
-      weights = static_cast<const float*>(column.weights);
+      tile.blocks = column.ids + e;
+      tile.count = column.count - e < kMost ? column.count - e : kMost;
       e += tile.count;
     } else {
+      tile.in = in;
+      tile.blocks = kInOrder;
       tile.count = 0;
-      for (; e < column.count && tile.count < most; ++e) {
+      for (; e < column.count && tile.count < kMost; ++e) {
         const int64_t id = column.ids[e];
         const float gate = column.gate ? column.gate[id] : 1.f;
         if (gate == 0.f) continue;
         ForDType(column.dtype, [&](auto dtype) {
           constexpr DType D = decltype(dtype)::value;
-          ConvertBlock<L, D>(static_cast<const Element<D>*>(column.weights) + id * area, b, column.o0, column.o1,
-                             column.transposed, gate, column.scratch + tile.count * area);
+          ConvertWeights<L, B, kTransposed, D>(static_cast<const Element<D>*>(column.weights) + id * kArea, column.o0,
+                                               column.o1, gate, column.scratch + tile.count * kArea);
         });
         in[tile.count++] = column.in[e];
       }
-      tile.in = in;
-      tile.ids = tile.next = kInOrder;
-      weights = column.scratch;
     }
-    for (int o = column.o0; o < column.o1; o += outputs) {
-      tile.weights = weights + (column.transposed ? o * b : o);
-      tile.ahead = weights + o * b;
-      tile.out = column.out + int64_t(o - column.o0) * column.width;
-      if (column.transposed)
-        RunTile<L, B, true>(tile, vectors);
-      else
-        RunTile<L, B, false>(tile, vectors);
+    // While the first panel is worked on, the weights of the next round come to the second-level cache.
+    tile.next = column.ids + e;
+    for (int p = 0; p < column.panels; ++p) {
+      tile.panel = column.panel[p];
+      tile.out = column.out[p];
+      tile.ahead_block = p == 0 ? kArea * size : 0;
+      tile.ahead_step = p == 0 ? M * size : 0;
+      for (int o = column.o0; o < column.o1; o += M, tile.out += M * column.width[p]) {
+        tile.weights = weights + (kTransposed ? o * B : o);
+        tile.ahead = static_cast<const char*>(column.weights) + o * B * size;
+        RunTile<L, B, kTransposed>(tile, column.width[p] / L);
+      }
     }
     tile.add = true;
   }
+}
+
+template <int L, int B>
+void RunColumnOf(const Column& column) {
+  constexpr int kOne = TileOutputs<L>(1), kMore = TileOutputs<L>(3);
+  const bool one = column.width[0] == L;
+  if (column.transposed) return one ? RunColumnOf<L, kOne, B, true>(column) : RunColumnOf<L, kMore, B, true>(column);
+  return one ? RunColumnOf<L, kOne, B, false>(column) : RunColumnOf<L, kMore, B, false>(column);
 }
 
 template <int L>
@@ -152,7 +171,7 @@ void OneAcross(const Column& column, int o) {
     const int64_t id = column.ids[e];
     const float gate = column.gate ? column.gate[id] : 1.f;
     if (gate == 0.f) continue;
-    const float* x = column.panel + column.in[e] * b;
+    const float* x = column.panel[0] + column.in[e] * b;
     const Element<D>* w = static_cast<const Element<D>*>(column.weights) + id * b * b + o;
     for (int64_t c = 0; c < b; c += 2)
 #pragma GCC unroll 2
@@ -163,7 +182,8 @@ void OneAcross(const Column& column, int o) {
       }
   }
 #pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) StoreVec<DType::kFloat32, L>(column.out + (o - column.o0) + v * L, sum[0][v] + sum[1][v]);
+  for (int v = 0; v < V; ++v)
+    StoreVec<DType::kFloat32, L>(column.out[0] + (o - column.o0) + v * L, sum[0][v] + sum[1][v]);
 }
 
 // A batch of one, reduction side by side in memory: L outputs, lanes over features.
@@ -175,7 +195,7 @@ void OneAlong(const Column& column, int o) {
     const int64_t id = column.ids[e];
     const float gate = column.gate ? column.gate[id] : 1.f;
     if (gate == 0.f) continue;
-    const float* x = column.panel + column.in[e] * b;
+    const float* x = column.panel[0] + column.in[e] * b;
     const Element<D>* w = static_cast<const Element<D>*>(column.weights) + id * b * b + o * b;
     for (int64_t c = 0; c < b; c += L) {
       const Float<L> xs = LoadVec<DType::kFloat32, L>(x + c) * gate;
@@ -183,7 +203,7 @@ void OneAlong(const Column& column, int o) {
       for (int m = 0; m < L; ++m) sum[m] += LoadVec<D, L>(w + m * b + c) * xs;
     }
   }
-  StoreVec<DType::kFloat32, L>(column.out + (o - column.o0), RowSums<L>(sum));
+  StoreVec<DType::kFloat32, L>(column.out[0] + (o - column.o0), RowSums<L>(sum));
 }
 
 template <int L>
