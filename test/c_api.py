@@ -16,7 +16,9 @@ from helpers import bfloat16
 if path := os.environ.get("BLOCKSPARSE_KERNELS"):
     lib = ctypes.CDLL(os.path.abspath(path))
 else:
-    from blocksparse._library import handle as lib
+    from blocksparse import _library
+
+    lib = ctypes.CDLL(_library.handle._name)  # an object of its own, since argument types are declared on it
 
 DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, bfloat16: 2}
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = range(3)

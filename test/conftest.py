@@ -1,6 +1,7 @@
 """Shared by all tests: fresh random inputs whose seed is printed, and the devices that are present."""
 
 import os
+import pathlib
 import zlib
 
 import helpers
@@ -24,7 +25,11 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    return f"inputs: BLOCKSPARSE_TEST_SEED={SEED}, --hypothesis-seed={config.getoption('--hypothesis-seed')}"
+    info = pathlib.Path(__file__).parents[1] / "blocksparse" / "_build_info.json"
+    return [
+        f"inputs: BLOCKSPARSE_TEST_SEED={SEED}, --hypothesis-seed={config.getoption('--hypothesis-seed')}",
+        f"library: {info.read_text().strip() if info.exists() else 'not built'}",
+    ]
 
 
 def pytest_collection_modifyitems(config, items):

@@ -38,7 +38,7 @@ def library():
     else:
         from blocksparse import _library
 
-        handle = _library.handle
+        handle = ctypes.CDLL(_library.handle._name)  # an object of its own, since argument types are declared on it
     handle.bs_last_error.restype = ctypes.c_char_p
     handle.bs_matmul_choice.restype = ctypes.c_char_p
     handle.bs_matmul_choice.argtypes = [ctypes.c_void_p, ctypes.POINTER(MatmulArgs)]

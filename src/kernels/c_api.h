@@ -21,11 +21,11 @@ typedef struct bs_matmul bs_matmul; /* a layout and its plans, made on first use
 
 typedef struct {
   int32_t product, axis, bsize, dtype, out_dtype, tf32, pairs;
-  const int64_t* n;      /* [pairs] */
-  const void* const* a;  /* [pairs] x, dy, x */
-  const void* const* b;  /* [pairs] W, W, dy */
-  const float* gate;     /* or null */
-  const float* addend;   /* or null */
+  const int64_t* n;     /* [pairs] */
+  const void* const* a; /* [pairs] x, dy, x */
+  const void* const* b; /* [pairs] W, W, dy */
+  const float* gate;    /* or null */
+  const float* addend;  /* or null */
   void* out;
 } bs_matmul_args;
 

@@ -36,10 +36,10 @@ class Status {
   std::string message_;
 };
 
-#define BLOCKSPARSE_RETURN_IF_ERROR(expression)        \
-  do {                                                 \
-    ::blocksparse::Status status_ = (expression);      \
-    if (!status_.ok()) return status_;                 \
+#define BLOCKSPARSE_RETURN_IF_ERROR(expression)   \
+  do {                                            \
+    ::blocksparse::Status status_ = (expression); \
+    if (!status_.ok()) return status_;            \
   } while (0)
 
 // The host threads a CPU kernel may use. TensorFlow's own pool in an op; a plain one behind the C interface.
@@ -50,15 +50,16 @@ class ThreadPool {
   // Calls body(task, worker) once for every task in [0, tasks), on this thread and others; returns when all are done.
   // `worker` is in [0, threads()), and no two bodies that run at once have the same: it picks a piece of scratch.
   // `nanoseconds` estimates one task, so that a product too small to split runs on this thread alone.
-  virtual void ForEach(int64_t tasks, int64_t nanoseconds, const std::function<void(int64_t task, int worker)>& body) = 0;
+  virtual void ForEach(int64_t tasks, int64_t nanoseconds,
+                       const std::function<void(int64_t task, int worker)>& body) = 0;
 };
 
 // The GPU a call runs on.
 struct Chip {
   int compute_capability = 0;  // 80, 86, 89, 90, 100, ...
   int multiprocessors = 0;
-  int64_t shared_memory = 0;   // bytes one thread block may take
-  int64_t l2 = 0;              // bytes
+  int64_t shared_memory = 0;  // bytes one thread block may take
+  int64_t l2 = 0;             // bytes
 };
 
 namespace cuda {

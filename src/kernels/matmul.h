@@ -36,13 +36,13 @@ struct MatmulProblem {
   bool tf32 = false;                  // float32 on the GPU: products of operands rounded to TF32 will do
   int CB = 0, KB = 0, blocks = 0;
 
-  int pairs = 1;                      // 1 but for weight gradients
-  const int64_t* n = nullptr;         // [pairs] batch size of each pair
-  const void* const* a = nullptr;     // [pairs] forward: x. Input gradient: dy. Weight gradient: x of each pair
-  const void* const* b = nullptr;     // [pairs] forward, input gradient: W. Weight gradient: dy of each pair
-  const float* gate = nullptr;        // [blocks], or null
-  const float* addend = nullptr;      // weight gradient: [blocks, b, b] added before the rounding, or null
-  void* out = nullptr;                // y [N, K], dx [N, C] (axis 0 transposed) or dW [blocks, b, b]
+  int pairs = 1;                   // 1 but for weight gradients
+  const int64_t* n = nullptr;      // [pairs] batch size of each pair
+  const void* const* a = nullptr;  // [pairs] forward: x. Input gradient: dy. Weight gradient: x of each pair
+  const void* const* b = nullptr;  // [pairs] forward, input gradient: W. Weight gradient: dy of each pair
+  const float* gate = nullptr;     // [blocks], or null
+  const float* addend = nullptr;   // weight gradient: [blocks, b, b] added before the rounding, or null
+  void* out = nullptr;             // y [N, K], dx [N, C] (axis 0 transposed) or dW [blocks, b, b]
 
   int64_t C() const { return int64_t(CB) * bsize; }
   int64_t K() const { return int64_t(KB) * bsize; }
@@ -57,18 +57,18 @@ struct GateGradProblem {
   const float* dw = nullptr;
   const void* w = nullptr;
   const float* gate = nullptr;
-  bool gated = false;                 // dgate of a block whose gate is 0 is 0
+  bool gated = false;  // dgate of a block whose gate is 0 is 0
   void* dw_out = nullptr;
-  float* dgate = nullptr;             // [blocks]
+  float* dgate = nullptr;  // [blocks]
 };
 
 // The kernel family and the split of the work, by a backend's cost model. Together with product, axis, bsize and dtype,
 // `family` names the plan; `split` and the rest are free to differ from call to call.
 struct MatmulChoice {
   int family = 0;
-  int split = 1;           // parts the reduction is cut in; partial sums meet in a fixed order
-  int64_t tile = 0;        // batch entries per tile
-  const char* name = "";   // for the log (BLOCKSPARSE_PRINT_CHOICE=1)
+  int split = 1;          // parts the reduction is cut in; partial sums meet in a fixed order
+  int64_t tile = 0;       // batch entries per tile
+  const char* name = "";  // for the log (BLOCKSPARSE_PRINT_CHOICE=1)
 };
 
 // A layout as one kernel family reads it. Nothing of a call: no pointers, no batch size.
@@ -85,8 +85,10 @@ namespace cpu {
 
 MatmulChoice ChooseMatmul(const MatmulProblem& problem, const LayoutTable& table, int threads);
 Status PlanMatmul(const MatmulProblem& problem, const LayoutTable& table, const MatmulChoice& choice, MatmulPlan* plan);
-int64_t MatmulWorkspaceBytes(const MatmulProblem& problem, const MatmulChoice& choice, const MatmulPlan& plan, int threads);
-Status RunMatmul(const MatmulProblem& problem, const MatmulChoice& choice, const MatmulPlan& plan, void* workspace, ThreadPool* pool);
+int64_t MatmulWorkspaceBytes(const MatmulProblem& problem, const MatmulChoice& choice, const MatmulPlan& plan,
+                             int threads);
+Status RunMatmul(const MatmulProblem& problem, const MatmulChoice& choice, const MatmulPlan& plan, void* workspace,
+                 ThreadPool* pool);
 Status RunGateGrad(const GateGradProblem& problem, ThreadPool* pool);
 
 }  // namespace cpu
@@ -95,7 +97,8 @@ namespace cuda {
 
 MatmulChoice ChooseMatmul(const MatmulProblem& problem, const LayoutTable& table, const Chip& chip);
 Status PlanMatmul(const MatmulProblem& problem, const LayoutTable& table, const MatmulChoice& choice, MatmulPlan* plan);
-int64_t MatmulWorkspaceBytes(const MatmulProblem& problem, const MatmulChoice& choice, const MatmulPlan& plan, const Chip& chip);
+int64_t MatmulWorkspaceBytes(const MatmulProblem& problem, const MatmulChoice& choice, const MatmulPlan& plan,
+                             const Chip& chip);
 // `words` is the plan's copy in device memory. The problem's arrays n, a and b lie on the host and hold device pointers.
 Status RunMatmul(const MatmulProblem& problem, const MatmulChoice& choice, const MatmulPlan& plan, const int32_t* words,
                  void* workspace, const Chip& chip, Stream stream);

@@ -82,15 +82,15 @@ absl::Status GateGradShape(InferenceContext* c) {
 }
 
 // What all three products say of a layout. `tf32` false keeps float32 true whatever TensorFlow's switch says.
-#define MATMUL_ATTRS                     \
-  Attr("T: {half, bfloat16, float}")     \
-      .Attr("axis: int")                 \
-      .Attr("bsize: int")                \
-      .Attr("C: int")                    \
-      .Attr("K: int")                    \
-      .Attr("ngate: int >= 0 = 0")       \
-      .Attr("gated_dw: bool = false")    \
-      .Attr("tf32: bool = true")         \
+#define MATMUL_ATTRS                  \
+  Attr("T: {half, bfloat16, float}")  \
+      .Attr("axis: int")              \
+      .Attr("bsize: int")             \
+      .Attr("C: int")                 \
+      .Attr("K: int")                 \
+      .Attr("ngate: int >= 0 = 0")    \
+      .Attr("gated_dw: bool = false") \
+      .Attr("tf32: bool = true")      \
       .Attr("bench: int = 0")
 // What forward and input gradient carry for the gradients taken of them.
 #define XPROP_ATTRS MATMUL_ATTRS.Attr("gate_grad: bool = false").Attr("dw_dtype: {half, bfloat16, float} = DT_FLOAT")
@@ -246,8 +246,7 @@ absl::Status RunProduct(OpKernelContext* ctx, const MatmulProblem& problem, cons
 
   Tensor scratch;
   void* workspace = nullptr;
-  TF_RETURN_IF_ERROR(
-      AllocateScratch(ctx, device.WorkspaceBytes(problem, choice, entry->plan), &scratch, &workspace));
+  TF_RETURN_IF_ERROR(AllocateScratch(ctx, device.WorkspaceBytes(problem, choice, entry->plan), &scratch, &workspace));
   auto run = [&] { return device.Run(problem, choice, *entry, workspace); };
   return bench > 0 ? Bench(bench, problem, choice, device, run) : ToAbsl(run());
 }
@@ -283,9 +282,9 @@ class MatmulOp : public OpKernel {
       return absl::InvalidArgumentError(absl::StrCat("table must be a vector, got ", tensor.shape().DebugString()));
     TF_RETURN_IF_ERROR(ToAbsl(LayoutTable::Parse(tensor.flat<int32_t>().data(), tensor.NumElements(), table)));
     if (table->CB * bsize_ != C_ || table->KB * bsize_ != K_)
-      return absl::InvalidArgumentError(
-          absl::StrCat("at block size ", bsize_, " the layout table describes C ", table->CB * bsize_, " and K ",
-                       table->KB * bsize_, ", the attributes say C ", C_, " and K ", K_));
+      return absl::InvalidArgumentError(absl::StrCat("at block size ", bsize_, " the layout table describes C ",
+                                                     table->CB * bsize_, " and K ", table->KB * bsize_,
+                                                     ", the attributes say C ", C_, " and K ", K_));
     return absl::OkStatus();
   }
 
@@ -383,8 +382,8 @@ class WeightGradOp : public MatmulOp {
     LayoutTable table;
     OP_REQUIRES_OK(ctx, ReadTable(ctx->input(2 * params_), &table));
     OP_REQUIRES(ctx, blocks_ == 0 || blocks_ == table.blocks,
-                absl::InvalidArgumentError(absl::StrCat("the layout table has ", table.blocks,
-                                                        " blocks, the attribute says ", blocks_)));
+                absl::InvalidArgumentError(
+                    absl::StrCat("the layout table has ", table.blocks, " blocks, the attribute says ", blocks_)));
     MatmulProblem problem = Problem(Product::kWeightGrad, table);
     std::vector<int64_t> n(params_);
     std::vector<const void*> a(params_), b(params_);
@@ -393,10 +392,10 @@ class WeightGradOp : public MatmulOp {
       OP_REQUIRES_OK(ctx, BatchSize("x", x.shape(), C_, &n[p]));
       TensorShape expected = x.shape();
       expected.set_dim(FeatureDim(expected), K_);
-      OP_REQUIRES(ctx, dy.shape() == expected,
-                  absl::InvalidArgumentError(absl::StrCat("dy must be ", expected.DebugString(), " where x is ",
-                                                          x.shape().DebugString(), ", got ",
-                                                          dy.shape().DebugString())));
+      OP_REQUIRES(
+          ctx, dy.shape() == expected,
+          absl::InvalidArgumentError(absl::StrCat("dy must be ", expected.DebugString(), " where x is ",
+                                                  x.shape().DebugString(), ", got ", dy.shape().DebugString())));
       a[p] = x.data();
       b[p] = dy.data();
     }
@@ -438,8 +437,8 @@ class GateGradOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Tensor &dw = ctx->input(0), &w = ctx->input(1), &gate = ctx->input(2);
     OP_REQUIRES(ctx, w.dims() == 3 && w.dim_size(1) == bsize_ && w.dim_size(2) == bsize_ && w.dim_size(0) <= INT32_MAX,
-                absl::InvalidArgumentError(absl::StrCat("w must be [blocks,", bsize_, ",", bsize_, "], got ",
-                                                        w.shape().DebugString())));
+                absl::InvalidArgumentError(
+                    absl::StrCat("w must be [blocks,", bsize_, ",", bsize_, "], got ", w.shape().DebugString())));
     OP_REQUIRES(ctx, dw.shape() == w.shape() && gate.shape() == TensorShape({w.dim_size(0)}),
                 absl::InvalidArgumentError(absl::StrCat(
                     "dw must have the shape of w, and gate one entry for each block: w is ", w.shape().DebugString(),
@@ -471,11 +470,11 @@ class GateGradOp : public OpKernel {
 #define REGISTER_MATMUL(name, device, ...) \
   REGISTER_KERNEL_BUILDER(Name(name).Device(device).HostMemory("table"), __VA_ARGS__)
 
-#define REGISTER_DEVICE(device, Backend)                                                        \
-  REGISTER_MATMUL("BlocksparseMatmul", device, XpropOp<Backend, Product::kForward>);             \
-  REGISTER_MATMUL("BlocksparseMatmulDX", device, XpropOp<Backend, Product::kInputGrad>);         \
-  REGISTER_MATMUL("BlocksparseMatmulDW", device, WeightGradOp<Backend, /*accumulate=*/false>);   \
-  REGISTER_MATMUL("BlocksparseMatmulDWA", device, WeightGradOp<Backend, /*accumulate=*/true>);   \
+#define REGISTER_DEVICE(device, Backend)                                                       \
+  REGISTER_MATMUL("BlocksparseMatmul", device, XpropOp<Backend, Product::kForward>);           \
+  REGISTER_MATMUL("BlocksparseMatmulDX", device, XpropOp<Backend, Product::kInputGrad>);       \
+  REGISTER_MATMUL("BlocksparseMatmulDW", device, WeightGradOp<Backend, /*accumulate=*/false>); \
+  REGISTER_MATMUL("BlocksparseMatmulDWA", device, WeightGradOp<Backend, /*accumulate=*/true>); \
   REGISTER_KERNEL_BUILDER(Name("BlocksparseMatmulDG").Device(device), GateGradOp<Backend>)
 
 REGISTER_DEVICE(tensorflow::DEVICE_CPU, CpuDevice);
