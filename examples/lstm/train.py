@@ -96,7 +96,7 @@ class Training:
         self.state = [tf.Variable(part, trainable=False) for part in self.model.zero_state(options.batch)]
         self.done = tf.Variable(0)
         self.seconds = tf.Variable(0.0, dtype=tf.float64)
-        self.history, self.durations = [], []
+        self.history, self.losses, self.durations = [], [], []
         self.checkpoints = directory and tf.train.CheckpointManager(
             tf.train.Checkpoint(
                 model=self.model, optimizer=self.optimizer, state=self.state, done=self.done, seconds=self.seconds
@@ -114,20 +114,18 @@ class Training:
         stop = self.updates if stop is None else min(stop, self.updates)
         evaluations = self.options.evaluations
         evaluate_at = {round(self.updates * part / evaluations) for part in range(1, evaluations + 1)}
-        losses = []
         with tqdm(total=self.updates, initial=int(self.done), desc=self.options.layout, unit="update") as bar:
             for update in range(int(self.done), stop):
                 began = time.perf_counter()
-                losses.append(float(self._update(*self.batches[update])))
+                self.losses.append(float(self._update(*self.batches[update])))
                 self.durations.append(time.perf_counter() - began)
                 self.seconds.assign_add(self.durations[-1])
                 self.done.assign_add(1)
-                recent = sum(losses[-20:]) / len(losses[-20:])
+                recent = statistics.mean(self.losses[-20:])
                 bar.set_postfix_str(f"loss {recent:.3f}, {recent / math.log(2):.3f} bits per byte", refresh=False)
                 bar.update()
                 if update + 1 in evaluate_at:
-                    self._record(sum(losses) / len(losses) / math.log(2), self.evaluate())
-                    losses.clear()
+                    self._record()
         return self.history
 
     @property
@@ -135,12 +133,18 @@ class Training:
         """Speed of training: of the median update since the start or the last restore, which leaves out its first."""
         return self.options.batch * self.options.steps / statistics.median(self.durations)
 
-    def _record(self, train, valid):
+    def _record(self):
         done = int(self.done)
-        scanned = done * self.options.batch * self.options.steps
         self.history.append(
-            {"updates": done, "bytes": scanned, "seconds": float(self.seconds), "train": train, "valid": valid}
+            {
+                "updates": done,
+                "bytes": done * self.options.batch * self.options.steps,
+                "seconds": float(self.seconds),
+                "train": statistics.mean(self.losses) / math.log(2),
+                "valid": self.evaluate(),
+            }
         )
+        self.losses.clear()
         if self.checkpoints:
             path = self.checkpoints.save(done)
             pathlib.Path(f"{path}.history.json").write_text(json.dumps(self.history, indent=1))
@@ -150,6 +154,7 @@ class Training:
         path = self.checkpoints.restore_or_initialize()
         if path is None:
             raise FileNotFoundError(f"no checkpoint in {self.checkpoints.directory}")
+        self.losses.clear()
         self.history = json.loads(pathlib.Path(f"{path}.history.json").read_text())
 
     @tf.function(autograph=False)
@@ -182,7 +187,7 @@ class Training:
             logits, state = self._predict(tf.constant(inputs), state)
             if is_scored:
                 losses.append(float(cross_entropy(logits, targets)))
-        return sum(losses) / len(losses) / math.log(2)
+        return statistics.mean(losses) / math.log(2)
 
     def sample(self, prompt, length=400, temperature=0.7):
         """Text that the model goes on to write, byte by byte.
