@@ -120,9 +120,13 @@ KERNELS := $(BUILD)/libblocksparse_kernels.so
 %_avx512.cc.o: ISA := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
 %_amx.cc.o: ISA := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16
 
+%.cu.o: CHIPS := $(GENCODE)
+# The portable kernels use nothing that only one chip has: one pass to PTX serves all.
+PORTABLE_PTX := compute_$(patsubst %a,%,$(firstword $(CUDA_ARCHS)))
+$(BUILD)/src/cuda/matmul_sm80_%.cu.o: CHIPS := $(foreach c,$(CUDA_ARCHS:%=sm_%) $(PORTABLE_PTX),\
+  -gencode arch=$(PORTABLE_PTX),code=$(c:sm_%a=sm_%))
 # Hopper's own instructions, for Hopper alone. A spilled register is an error in the checks of a change; another compiler
 # than ours may spill, and only says so.
-%.cu.o: CHIPS := $(GENCODE)
 $(BUILD)/src/cuda/matmul_sm90_%.cu.o: CHIPS := -gencode arch=compute_90a,code=sm_90a \
   -Xptxas --warn-on-spills$(if $(CI),$(comma)--warning-as-error)
 
