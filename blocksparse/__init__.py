@@ -36,6 +36,7 @@ from blocksparse.ewops import (
     swish,
     tanh,
 )
+from blocksparse.lstm import concat4, fused_lstm_gates, sparse_relu, split4
 from blocksparse.matmul import (
     BlocksparseMatMul,
     SparseProj,
@@ -67,6 +68,7 @@ __all__ = [
     "bias_relu",
     "block_reduced_full_dw",
     "ceil_div",
+    "concat4",
     "concrete_gate",
     "concrete_gate_infer",
     "divide",
@@ -79,6 +81,7 @@ __all__ = [
     "filter_tensor",
     "filter_tensor_op",
     "float_cast",
+    "fused_lstm_gates",
     "gelu",
     "get_bsmm_dx_ops",
     "get_entropy",
@@ -99,6 +102,8 @@ __all__ = [
     "scale_tensor",
     "set_entropy",
     "sigmoid",
+    "sparse_relu",
+    "split4",
     "sqrt",
     "square",
     "subtract",

@@ -530,3 +530,44 @@ def reduce_max_grad(dy, argmax, axis, dim):
     """dx: dy at argmax, 0 elsewhere."""
     dx = np.where(np.arange(dim).reshape(-1, *[1] * argmax.ndim) == argmax, np.asarray(dy, np.float64), 0.0)
     return np.moveaxis(dx, 0, axis)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# LSTM and embedding
+
+
+def lstm_gates(c, i, u, f, o, forget_bias=1.0):
+    """`(c_next, h_next)` of an LSTM cell with the gates' arguments i, u, f, o, all `[N, K]`."""
+    c, i, u, f, o = (np.asarray(x, np.float64) for x in (c, i, u, f, o))
+    c_next = _sigmoid(f + forget_bias) * c + _sigmoid(i) * np.tanh(u)
+    return c_next, _sigmoid(o) * np.tanh(c_next)
+
+
+def lstm_gates_grad(dc_next, dh_next, c, i, u, f, o, forget_bias=1.0):
+    """`(dc, di, du, df, do)` given the gradients of c_next and h_next, by the chain rule."""
+    dc_next, dh_next, c, i, u, f, o = (np.asarray(x, np.float64) for x in (dc_next, dh_next, c, i, u, f, o))
+    c_next, _ = lstm_gates(c, i, u, f, o, forget_bias)
+    si, sf, so = _sigmoid(i), _sigmoid(f + forget_bias), _sigmoid(o)
+    d_tanh, do = dh_next * so, dh_next * np.tanh(c_next) * so * (1 - so)
+    d = dc_next + d_tanh / np.cosh(c_next) ** 2
+    return d * sf, d * np.tanh(u) * si * (1 - si), d * si / np.cosh(u) ** 2, d * c * sf * (1 - sf), do
+
+
+def embedding_lookup(emb, idx):
+    """`y[..., :] = emb[idx[...], :]`; rows of zeros where an index is not in `[0, rows)`."""
+    emb, idx = np.asarray(emb, np.float64), np.asarray(idx)
+    y = np.zeros((*idx.shape, emb.shape[1]))
+    for place in np.ndindex(idx.shape):
+        if 0 <= idx[place] < emb.shape[0]:
+            y[place] = emb[idx[place]]
+    return y
+
+
+def embedding_lookup_grad(dy, idx, rows):
+    """The gradient `[rows, K]` of the table: each row sums dy over the places that read it."""
+    dy, idx = np.asarray(dy, np.float64), np.asarray(idx)
+    dw = np.zeros((rows, dy.shape[-1]))
+    for place in np.ndindex(idx.shape):
+        if 0 <= idx[place] < rows:
+            dw[idx[place]] += dy[place]
+    return dw

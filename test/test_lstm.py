@@ -1,0 +1,322 @@
+"""The LSTM gates and cells on every device, in every mode, against reference.py."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import assert_on, bfloat16, poison, random_values, round_to, ulp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import blocksparse as bs
+from blocksparse import lstm
+from blocksparse import reference as ref
+
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16), bfloat16]
+widths = st.one_of(st.sampled_from([0, 1, 3, 4, 8, 15, 16, 17, 32, 33, 100, 256]), st.integers(1, 150))
+row_counts = st.one_of(st.sampled_from([0, 1, 2, 31, 33]), st.integers(1, 60))
+seeds = st.integers(0, 2**32 - 1)
+dtypes = st.sampled_from(DTYPES)
+
+
+def wide(x):
+    return np.asarray(x.numpy() if hasattr(x, "numpy") else x).astype(np.float64)
+
+
+def assert_close(actual, expected, dtype, magnitude, ulps=8.0):
+    """Half a spacing of dtype for the rounding, and `ulps` units of float32 of the size of the largest term."""
+    actual = np.asarray(actual.numpy() if hasattr(actual, "numpy") else actual)
+    assert actual.dtype == dtype and actual.shape == np.shape(expected), (actual.dtype, actual.shape)
+    tolerance = ulp(expected, dtype) / 2 + ulps * 2.0**-24 * np.maximum(np.abs(expected), magnitude) + 2.0**-149
+    error = np.abs(actual.astype(np.float64) - expected)
+    good = (error <= tolerance) | (actual.astype(np.float64) == round_to(expected, dtype).astype(np.float64))
+    worst = np.argmax(np.where(good, 0, error / tolerance)) if good.size else 0
+    assert good.all(), (
+        f"{np.count_nonzero(~good)} of {good.size} wrong: {actual.flat[worst]}, expected {expected.flat[worst]}"
+    )
+
+
+@pytest.fixture(autouse=True)
+def _on_device(request):
+    if "device" in request.fixturenames:
+        device = request.getfixturevalue("device")
+        poison(device)
+        with tf.device(device):
+            yield
+    else:
+        yield
+
+
+# ----------------------------------------------------------------------------------------------------------- gates
+
+
+def case(rng, rows, width, dtype):
+    """c, the four gates, the upstream gradients; the arguments of sigmoids lie between -12 and 12."""
+    tensors = [random_values(rng, (rows, width), np.float32) * scale for scale in (1, 3, 3, 3, 3, 1, 1)]
+    return [np.clip(x, -12, 12).astype(dtype) for x in tensors]
+
+
+def check_gates(results, grads, c, gates, dc_next, dh_next, dtype, forget_bias):
+    wide_gates = [wide(g) for g in gates]
+    c_next, h_next = ref.lstm_gates(c, *wide_gates, forget_bias)
+    expected = ref.lstm_gates_grad(dc_next, dh_next, c, *wide_gates, forget_bias)
+    # What cancels: the terms of c_next, and in derivatives 1 - tanh^2 and s (1 - s), of terms of order 1. The rounding
+    # of an argument x moves e^x by |x| units.
+    size = 1 + np.abs(wide(c))
+    assert_close(results[0], c_next, dtype, size, 16)
+    assert_close(results[1], h_next, dtype, np.minimum(size, 2), 16)
+    upstream = (np.abs(wide(dc_next)) + np.abs(wide(dh_next))) * size
+    for actual, value in zip(grads, expected):
+        assert_close(actual, value, dtype, upstream, 16)
+
+
+@settings(max_examples=150)
+@given(rows=row_counts, width=widths, dtype=dtypes, seed=seeds, forget_bias=st.sampled_from([0.0, 1.0, -0.7]))
+def test_four_gates(device, rows, width, dtype, seed, forget_bias):
+    rng = np.random.default_rng(seed)
+    c, *gates, dc, dh = case(rng, rows, width, dtype)
+    sources = [tf.constant(x) for x in (c, *gates)]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        y = bs.fused_lstm_gates(*sources, forget_bias=forget_bias)
+    grads = tape.gradient(y, sources, [tf.constant(dc), tf.constant(dh)])
+    assert_on(device, *y, *grads)
+    check_gates((y.c_next, y.h_next), grads, c, gates, dc, dh, dtype, forget_bias)
+
+
+@settings(max_examples=200)
+@given(rows=row_counts, width=widths, dtype=dtypes, seed=seeds, with_bias=st.booleans(), large=st.booleans())
+def test_merged_gates(device, rows, width, dtype, seed, with_bias, large):
+    rng = np.random.default_rng(seed)
+    rows = rows * 13 if large else rows  # so that sums are cut
+    c, *gates, dc, dh = case(rng, rows, width, dtype)
+    h = np.concatenate(gates, 1)
+    bias = [random_values(rng, 4 * width, np.float32)] if with_bias else []
+    sources = [tf.constant(x) for x in (c, h, *bias)]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        y = bs.fused_lstm_gates(*sources[:2], bias=sources[2] if bias else None)
+    d_c, d_h, *d_bias = tape.gradient(y, sources, [tf.constant(dc), tf.constant(dh)])
+    assert_on(device, *y, d_c, d_h, *d_bias)
+    biased = [wide(g) + (bias[0][i * width : (i + 1) * width] if bias else 0) for i, g in enumerate(gates)]
+    check_gates(y, [d_c, *np.split(d_h.numpy(), 4, 1)], c, biased, dc, dh, dtype, 1.0)
+    if bias:
+        expected = np.concatenate(ref.lstm_gates_grad(dc, dh, c, *biased)[1:], 1)
+        upstream = np.tile((np.abs(wide(dc)) + np.abs(wide(dh))) * (1 + np.abs(wide(c))), (1, 4))
+        assert_close(d_bias[0], expected.sum(0), np.float32, upstream.sum(0), max(16, rows**0.5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_and_small_arguments(device, dtype):
+    """Saturated gates are exactly 0 or 1, small ones keep their relative accuracy, NaN comes through."""
+    x = np.array([-300, -30, -1e-3, -1e-6, 0, 1e-6, 1e-3, 0.59, 0.61, 30, 300], dtype)
+    one, zero = np.full_like(x, 100), np.zeros_like(x)
+    c_next, h_next = bs.fused_lstm_gates(zero, one, x, zero, one)
+    expected, h = ref.lstm_gates(zero, one, x, zero, one)
+    assert_close(c_next, expected, dtype, 0, 8)
+    assert_close(h_next, np.tanh(expected), dtype, 0, 16)
+    assert np.array_equal(bs.fused_lstm_gates(x, -one, x, one, one).c_next, x)
+    assert np.isnan(wide(bs.fused_lstm_gates(x, one, x * np.array(np.nan, dtype), zero, one).c_next)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_missing_gradient_counts_as_zero(device, dtype, rng):
+    c, *gates, dc, dh = case(rng, 7, 33, dtype)
+    h, zero, none = np.concatenate(gates, 1), np.zeros_like(dc), []
+    bias = random_values(rng, 132, np.float32)
+    for given_dc, given_dh in ((dc, None), (None, dh), (None, None)):
+        lists = [none if g is None else [g] for g in (given_dc, given_dh)]
+        filled = [[zero if g is None else g] for g in (given_dc, given_dh)]
+        for actual, expected in (
+            (lstm.lstm_gates4_grad_op(c, *gates, *lists), lstm.lstm_gates4_grad_op(c, *gates, *filled)),
+            (lstm.lstm_gates_grad_op(c, h, [bias], *lists), lstm.lstm_gates_grad_op(c, h, [bias], *filled)),
+        ):
+            for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+                assert np.array_equal(a, e)
+
+
+@pytest.mark.parametrize("output", [0, 1])
+def test_graphs_pass_no_zeros(output):
+    """An output that is not used costs the gradient nothing: no zeros are made for it, nor read."""
+
+    def gradient_op(graph):
+        (op,) = [op for op in graph.get_operations() if op.type == "LSTMGatesGrad"]
+        return op.get_attr("nc"), op.get_attr("nh")
+
+    for shape in ([3, 5], [None, 5], [300, 500]):
+        with tf.Graph().as_default() as graph:
+            c = tf.compat.v1.placeholder(tf.float32, shape)
+            h = tf.compat.v1.placeholder(tf.float32, [shape[0], 4 * shape[1]])
+            tf.gradients(bs.fused_lstm_gates(c, h)[output], [c, h])
+            assert gradient_op(graph) == (1 - output, output)
+
+        @tf.function
+        def function(c, h):
+            with tf.GradientTape() as tape:
+                tape.watch(c)
+                y = bs.fused_lstm_gates(c, h)[output]
+            return tape.gradient(y, c)
+
+        specs = tf.TensorSpec(shape), tf.TensorSpec([shape[0], 4 * shape[1]])
+        assert gradient_op(function.get_concrete_function(*specs).graph) == (1 - output, output)
+
+
+def test_repeats_bit_for_bit(device, rng):
+    c, *gates, dc, dh = case(rng, 1000, 96, np.float32)
+    h, bias = np.concatenate(gates, 1), random_values(rng, 384, np.float32)
+    first = lstm.lstm_gates_grad_op(c, h, [bias], [dc], [dh])
+    for _ in range(3):
+        again = lstm.lstm_gates_grad_op(c, h, [bias], [dc], [dh])
+        assert all(np.array_equal(a, b) for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(again)))
+
+
+def test_inputs_are_left_alone(device, rng):
+    c, *gates, dc, dh = (tf.constant(x) for x in case(rng, 20, 40, np.float32))
+    h = tf.concat(gates, 1)
+    before = [x.numpy().copy() for x in (c, h, *gates)]
+    bs.fused_lstm_gates(c, h)
+    bs.fused_lstm_gates(c, *gates)
+    tf.function(lambda: bs.fused_lstm_gates(c * 1.0, h * 1.0) + bs.fused_lstm_gates(c, *gates))()
+    lstm.lstm_gates_grad_op(c, h, [], [dc], [dh])
+    lstm.lstm_gates4_grad_op(c, *gates, [dc], [dh])
+    assert all(np.array_equal(a, b) for a, b in zip(before, (c, h, *gates)))
+
+
+def test_modes_agree(device, rng):
+    c, *gates, _, _ = case(rng, 6, 10, np.float32)
+    h, bias = np.concatenate(gates, 1), random_values(rng, 40, np.float32)
+
+    def everything(c, h, bias):
+        c, y = bs.fused_lstm_gates(c, h, bias=bias)
+        c, y = bs.fused_lstm_gates(c, *bs.split4(h + bs.concat4(y, c, y, y)), forget_bias=0.5)
+        return c + bs.sparse_relu(y)
+
+    def with_gradients(c, h, bias):
+        with tf.GradientTape() as tape:
+            tape.watch([c, h, bias])
+            y = everything(c, h, bias)
+        return [y, *tape.gradient(y, [c, h, bias])]
+
+    eager = with_gradients(*map(tf.constant, (c, h, bias)))
+    signature = [tf.TensorSpec(shape, tf.float32) for shape in ([None, 10], [None, 40], [40])]
+    traced = tf.function(with_gradients, input_signature=signature)(c, h, bias)
+    anonymous = [tf.TensorSpec(None, tf.float32)] * 3
+    unknown = tf.function(
+        lambda c, h, bias: with_gradients(c, tf.ensure_shape(h, [None, 40]), bias), input_signature=anonymous
+    )(c, h, bias)
+    with tf.Graph().as_default(), tf.device(device):
+        inputs = [tf.compat.v1.placeholder(tf.float32, shape) for shape in ([None, 10], [None, 40], [40])]
+        y = everything(*inputs)
+        outputs = [y, *tf.gradients(y, inputs)]
+        with tf.compat.v1.Session() as session:
+            graph = session.run(outputs, dict(zip(inputs, (c, h, bias))))
+    for e, t, u, g in zip(eager, traced, unknown, graph):
+        np.testing.assert_allclose(e, t, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(e, u, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(e, g, rtol=1e-6, atol=1e-6)
+
+
+def test_any_number_of_rows_dimensions(device, rng):
+    c, h = random_values(rng, (2, 3, 4, 5), np.float32), random_values(rng, (2, 3, 4, 20), np.float32)
+    deep, flat = bs.fused_lstm_gates(c, h), bs.fused_lstm_gates(c.reshape(24, 5), h.reshape(24, 20))
+    for a, b in zip(deep, flat):
+        assert np.array_equal(np.reshape(a, (24, 5)), b)
+
+
+def test_vectorized_map(device, rng):
+    c, *gates, _, _ = (tf.constant(x.reshape(5, 4, 6)) for x in case(rng, 20, 6, np.float32))
+    h, bias = tf.concat(gates, -1), tf.constant(random_values(rng, 24, np.float32))
+
+    def gradients(c, h):
+        return tf.concat(tf.gradients(bs.fused_lstm_gates(c, h, bias=bias)[1], [c, h, bias])[:2], -1)
+
+    def bias_gradient(c, h):
+        return tf.gradients(bs.fused_lstm_gates(c, h, bias=bias), bias)[0]
+
+    for function, operands in (
+        (lambda x: bs.fused_lstm_gates(x[0], x[1], bias=bias)[1], (c, h)),
+        (lambda x: bs.fused_lstm_gates(*x)[0], (c, *gates)),
+        (lambda x: bs.fused_lstm_gates(c[0], *x)[0], tuple(gates)),
+        (lambda x: gradients(*x), (c, h)),
+        (lambda x: bias_gradient(*x), (c, h)),
+        (lambda x: tf.gradients(bs.fused_lstm_gates(*x), x[1])[0], (c, *gates)),
+    ):
+        mapped = tf.function(lambda x, f=function: tf.vectorized_map(f, x, fallback_to_while_loop=False))(operands)
+        one = tf.function(function)
+        expected = np.stack([one(tf.nest.map_structure(lambda t, k=k: t[k], operands)) for k in range(5)])
+        np.testing.assert_allclose(mapped, expected, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="bias must be the same"):
+        biases = tf.stack([bias] * 5)
+        tf.function(
+            lambda: tf.vectorized_map(
+                lambda x: bs.fused_lstm_gates(x[0], x[1], bias=x[2])[1], (c, h, biases), fallback_to_while_loop=False
+            )
+        )()
+
+
+def check_derivatives(function, *operands):
+    """First and second derivatives against finite differences, in float32."""
+    operands = [tf.constant(x, tf.float32) for x in operands]
+
+    def gradient(*operands):
+        with tf.GradientTape() as tape:
+            tape.watch(operands)
+            y = function(*operands)
+            total = tf.reduce_sum(y * tf.reshape(tf.cos(tf.range(tf.size(y), dtype=tf.float32)), tf.shape(y)))
+        gradients = tape.gradient(total, operands, unconnected_gradients="zero")
+        return tf.concat([tf.reshape(g, [-1]) for g in gradients], 0)
+
+    for f in (function, gradient):
+        for t, n in zip(*tf.test.compute_gradient(f, operands, delta=1e-2)):
+            np.testing.assert_allclose(t, n, rtol=2e-2, atol=5e-3)
+
+
+@pytest.mark.parametrize("outputs", ["c", "h", "both"])
+def test_derivatives(device, outputs, rng):
+    def pick(y):
+        return {"c": y[0], "h": y[1], "both": tf.concat(list(y), 1)}[outputs]
+
+    c, *gates, _, _ = (x / 2 for x in case(rng, 2, 3, np.float32))
+    bias = random_values(rng, 12, np.float32)
+    check_derivatives(lambda c, h, b: pick(bs.fused_lstm_gates(c, h, bias=b)), c, np.concatenate(gates, 1), bias)
+    check_derivatives(lambda c, h: pick(bs.fused_lstm_gates(c, h)), c, np.concatenate(gates, 1))
+    check_derivatives(lambda *x: pick(bs.fused_lstm_gates(*x, forget_bias=0.0)), c, *gates)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sparse_relu(device, dtype, rng):
+    x, dy = random_values(rng, (4, 5, 33), dtype), random_values(rng, (4, 5, 33), dtype)
+    source = tf.constant(x)
+    for alpha in (1.0, 0.25, tf.constant(-0.5)):
+        with tf.GradientTape() as tape:
+            tape.watch(source)
+            y = bs.sparse_relu(source, alpha)
+        v = wide(x)
+        expected = np.maximum(v - v.mean(-1, keepdims=True) - float(alpha) * v.std(-1, keepdims=True), 0)
+        assert_close(y, expected, dtype, np.abs(v).max(), 8)
+        assert np.array_equal(wide(tape.gradient(y, source, tf.constant(dy))), np.where(wide(y) > 0, wide(dy), 0))
+
+
+X, H = np.ones((3, 4), np.float32), np.ones((3, 16), np.float32)
+
+BAD = {
+    "number of tensors": (lambda: bs.fused_lstm_gates(X, X, X), "either h or the four gates.*got 2"),
+    "bias of four": (lambda: bs.fused_lstm_gates(X, X, X, X, X, bias=np.ones(16, np.float32)), "bias must be None"),
+    "dtype": (lambda: bs.fused_lstm_gates(tf.ones([3, 4], tf.float64), H), "float64.*float32, float16 and bfloat16"),
+    "mixed dtypes": (lambda: bs.fused_lstm_gates(X, H.astype(np.float16)), "one dtype.*float32.*float16"),
+    "bias dtype": (lambda: bs.fused_lstm_gates(X, H, bias=np.ones(16, np.float16)), "float16.*must be float32"),
+    "bias length": (lambda: bs.fused_lstm_gates(X, H, bias=np.ones(4, np.float32)), r"bias must have 4 \* 4.*\(4,\)"),
+    "width of h": (lambda: bs.fused_lstm_gates(X, np.ones((3, 12), np.float32)), "four times as wide|equal"),
+    "shape of a gate": (lambda: bs.fused_lstm_gates(X, X, X, X, X[:2]), "one shape|equal"),
+    "scalar": (lambda: bs.fused_lstm_gates(1.0, H), "dimension|rank"),
+    "xla": (
+        lambda: tf.function(lambda: bs.fused_lstm_gates(X, H), jit_compile=True)(),
+        "no XLA kernels",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors(device, name):
+    call, message = BAD[name]
+    with pytest.raises((ValueError, NotImplementedError, tf.errors.InvalidArgumentError), match=message):
+        call()
