@@ -6,8 +6,8 @@ where it is installed, MKL's block-sparse rows.
     python bench/matmul.py --suite sweep        about 6.55 M weights in ever larger, sparser matrices
     python bench/matmul.py --device gpu         on a GPU: see matmul_gpu.py
 
-Rounds of [dense, ours with one layout, with the next, ...], in each the best of a few calls; a result is the median over
-the rounds of dense time by our time. Rounds in which dense ran more than 20 % slower than in its best round are
+Rounds of [dense, ours with one layout, with the next, ...], in each the best of a few calls; a result is the median
+over the rounds of dense time by our time. Rounds in which dense ran more than 20 % slower than in its best round are
 rejected, as the machine was busy; where fewer than three stay, the result says so. "cold" is the same with the
 last-level cache overwritten before each call. Forward of axis 0 is set beside the dense product of axis 1, as the dense
 product of axis 0 is slow.
