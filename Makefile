@@ -106,10 +106,10 @@ SOURCES += $(wildcard src/cuda/*.cu src/cuda/*.cc src/cuda/*/*.cu)
 CXXFLAGS += -DBLOCKSPARSE_CUDA=1
 # nvcc knows where its libraries lie, but for NVIDIA's pip packages, which keep them in lib. TensorFlow exports the names
 # of the CUDA runtime too: ours comes before it, and its names stay inside.
-LINK := $(NVCC) -shared -cudart none -cudadevrt none -Xlinker=-z,defs,--exclude-libs,ALL
+LINK := $(NVCC) -shared -cudart none -cudadevrt none -Xlinker=-z,defs,--build-id=sha1,--exclude-libs,ALL
 CUDA_LIBS := -L$(dir $(NVCC))../lib -lcudart_static -lrt -ldl
 else
-LINK := $(CXX) -shared -Wl,-z,defs $(EXTRA_CXXFLAGS)
+LINK := $(CXX) -shared -Wl,-z,defs,--build-id=sha1 $(EXTRA_CXXFLAGS)
 endif
 OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 KERNEL_OBJECTS := $(filter-out $(BUILD)/src/ops/%,$(OBJECTS))
@@ -164,9 +164,10 @@ $(KERNELS): $(KERNEL_OBJECTS) $(LINK_STAMP)
 
 # What blocksparse/_library.py checks before it loads the library.
 $(BUILD)/$(INFO): $(BUILD)/$(LIBRARY)
-	@printf '{"tensorflow": "%s", "abi": %s, "cuda_archs": "%s", "compiler": "%s", "sha256": "%s"}\n' \
+	@printf '{"tensorflow": "%s", "abi": %s, "cuda_archs": "%s", "compiler": "%s", "build_id": "%s", "bytes": %s}\n' \
 	  "$(TF_VERSION)" "$$(sed -n 's/^#define BLOCKSPARSE_ABI //p' src/kernels/abi.h)" "$(if $(NVCC),$(CUDA_ARCHS))" \
-	  "$(CXX_VERSION)$(addprefix ; nvcc ,$(CUDA_VERSION))" "$$(sha256sum $< | cut -d' ' -f1)" > $@
+	  "$(CXX_VERSION)$(addprefix ; nvcc ,$(CUDA_VERSION))" \
+	  "$$(readelf --notes $< | sed -n 's/.*Build ID: //p')" "$$(wc -c < $<)" > $@
 
 $(BUILD)/src/ops/%.cc.o: src/ops/%.cc $(CXX_STAMP) $(OPS_STAMP)
 	@mkdir -p $(@D)

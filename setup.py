@@ -3,7 +3,7 @@
 import os
 import pathlib
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 
 HERE = pathlib.Path(__file__).parent
@@ -12,11 +12,12 @@ HERE = pathlib.Path(__file__).parent
 tensorflow = os.environ.get("BLOCKSPARSE_TENSORFLOW", ">=2.18,<2.22")
 
 
-class Wheel(bdist_wheel):
-    def finalize_options(self):
-        super().finalize_options()
-        self.root_is_pure = False
+class WithLibrary(Distribution):
+    def has_ext_modules(self):
+        return True
 
+
+class Wheel(bdist_wheel):
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]
 
@@ -28,6 +29,7 @@ class Wheel(bdist_wheel):
 
 setup(
     install_requires=[f"tensorflow{tensorflow}", "numpy>=1.26", "networkx>=3.0"],
+    distclass=WithLibrary,
     cmdclass={"bdist_wheel": Wheel},
     # Apart from the objects, and emptied by `make wheel`: a module deleted since must not come back.
     options={"build": {"build_base": "build/wheel"}},

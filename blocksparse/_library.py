@@ -12,7 +12,6 @@ build_info: the content of `_build_info.json`.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import pathlib
 import re
@@ -22,7 +21,7 @@ from typing import Any
 _FOLDER = pathlib.Path(__file__).resolve().parent
 _LIBRARY = _FOLDER / "blocksparse_ops.so"
 _INFO = _FOLDER / "_build_info.json"
-_FIELDS = ("tensorflow", "abi", "cuda_archs", "compiler", "sha256")
+_FIELDS = ("tensorflow", "abi", "cuda_archs", "compiler", "build_id", "bytes")
 
 
 def _mend(wheel_command: str = "pip install --force-reinstall the wheel it came from") -> str:
@@ -61,11 +60,15 @@ def _check(info: dict[str, Any], tensorflow: str) -> None:
         if info["abi"] != abi:
             raise ImportError(f"{_LIBRARY} has ABI {info['abi']}, and this source tree needs ABI {abi}; {_mend()}")
 
-    digest = hashlib.sha256(_LIBRARY.read_bytes()).hexdigest()
-    if digest != info["sha256"]:
+    # The build id is the linker's hash of all that it linked, left in the first page; with the size, so that a copy cut
+    # short is noticed too. Hashing the whole file again would take longer the more kernels there are.
+    with open(_LIBRARY, "rb") as file:
+        first_page = file.read(4096)
+    size = _LIBRARY.stat().st_size
+    if bytes.fromhex(info["build_id"]) not in first_page or size != info["bytes"]:
         raise ImportError(
-            f"{_LIBRARY} is not the file that {_INFO.name} describes: its SHA-256 is {digest[:12]}..., "
-            f"expected {info['sha256'][:12]}...; {_mend()}"
+            f"{_LIBRARY} ({size} bytes) is not the file that {_INFO.name} describes, "
+            f"expected {info['bytes']} bytes with build id {info['build_id']}; {_mend()}"
         )
 
 

@@ -4,7 +4,6 @@ Each import runs in a fresh process, on a copy of _library.py beside a library a
 stand-in for TensorFlow keeps that fast, but for one import with the real one.
 """
 
-import hashlib
 import json
 import pathlib
 import re
@@ -14,6 +13,7 @@ import sys
 
 import pytest
 
+BUILD_ID = bytes(range(1, 21))
 ROOT = pathlib.Path(__file__).parents[1]
 TENSORFLOW = """
 __version__ = "2.21.3"
@@ -34,14 +34,14 @@ class Package:
         shutil.copy(ROOT / "blocksparse" / "_library.py", self.package)
         (self.package / "__init__.py").touch()
         self.library = self.package / "blocksparse_ops.so"
-        self.library.write_bytes(b"a library")
+        self.library.write_bytes(b"ELF, " + BUILD_ID + b", a library")
         self.info = self.package / "_build_info.json"
         self.describe()
         (folder / "tensorflow.py").write_text(TENSORFLOW)
 
     def describe(self, **changes):
-        digest = hashlib.sha256(self.library.read_bytes()).hexdigest()
-        info = {"tensorflow": "2.21.0", "abi": 1, "cuda_archs": "", "compiler": "g++", "sha256": digest} | changes
+        info = {"tensorflow": "2.21.0", "abi": 1, "cuda_archs": "", "compiler": "g++"}
+        info |= {"build_id": BUILD_ID.hex(), "bytes": self.library.stat().st_size} | changes
         self.info.write_text(json.dumps({name: value for name, value in info.items() if value is not None}))
 
     def make_source_tree(self, abi):
@@ -105,11 +105,16 @@ def test_other_abi(package):
     assert re.search(r"has ABI 1, and this source tree needs ABI 2; run `make`", package.import_error())
 
 
-def test_changed_library(package):
-    package.library.write_bytes(b"another library")
+def test_another_library(package):
+    package.library.write_bytes(package.library.read_bytes().replace(BUILD_ID, bytes(20)))
     error = package.import_error()
-    assert hashlib.sha256(b"another library").hexdigest()[:12] in error
-    assert hashlib.sha256(b"a library").hexdigest()[:12] in error
+    assert re.search(rf"is not the file that _build_info.json describes.*build id {BUILD_ID.hex()}.*pip install", error)
+
+
+def test_truncated_library(package):
+    size = package.library.stat().st_size
+    package.library.write_bytes(package.library.read_bytes()[:-1])
+    assert re.search(rf"\({size - 1} bytes\) is not the file.*expected {size} bytes", package.import_error())
 
 
 def test_library_that_does_not_load(package):
