@@ -213,6 +213,11 @@ def cases(name):
         for b in bsizes[1:]:
             yield case(12288, 0.1, 4096, b, "fp32", peers=("cublas", "bsr"))
             yield case(12288, 0.1, 4096, b, "tf32", peers=("cublas", "bell"))
+    elif name == "bsr":  # the peer that the portable kernels are measured by
+        for b in bsizes[1:]:
+            for n in (4096, 64):
+                yield case(12288, 0.1, n, b, peers=("bsr",))
+        yield case(12288, 0.1, 4096, 32, "fp32", peers=("bsr",))
     elif name == "floors":  # one line per promise
         for b in bsizes:
             for size, density in ((12288, 0.1), (12288, 0.05), (12288, 0.25), (4096, 0.25), (8192, 1.0)):
@@ -234,7 +239,7 @@ def cases(name):
                     for n in (1, 64, 512, 4096, 16384):
                         yield case(size, density, n, b, peers=("cublas",))
     else:
-        raise ValueError(f"cases must be quick, axes, peers, floors or densities, got {name}")
+        raise ValueError(f"cases must be quick, axes, peers, bsr, floors or densities, got {name}")
 
 
 def run(lib, timer, options, size, density, n, bsize, precision, product, axis, kind, peers, gated):
@@ -283,7 +288,7 @@ def describe(row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default=str(ROOT / "build" / "libblocksparse_kernels.so"))
-    parser.add_argument("--cases", default="quick", help="quick, axes, peers, floors, densities; several with commas")
+    parser.add_argument("--cases", default="quick", help="quick, axes, peers, bsr, floors, densities; several with commas")
     parser.add_argument("--path", choices=["sm80", "native"], default="native", help="which kernels, on a Hopper GPU")
     parser.add_argument("--blocks", help="only these block sizes, with commas")
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)

@@ -36,15 +36,32 @@ struct Tile {
   static constexpr int kThreads = 32 * kWarpsDown * kWarpsAcross;
   static constexpr int kM = kWarpRows / 16, kN = kWarpCols / 8;  // fragments of a warp's share
 
-  // Bytes between lines in shared memory, chosen so that the 8 lines a matrix load touches (4 x 8 words for float32)
-  // fall in different banks.
-  static constexpr int kDepthLine = 128 + 16;                                             // depth contiguous
-  static constexpr int kRowsLine = kRows * int(sizeof(T)) + (kFloat ? 32 : 16);           // L, rows contiguous
-  static constexpr int kColsLine = B * int(sizeof(T)) + (B == 8 ? 0 : kFloat ? 32 : 16);  // R, columns contiguous
-  static constexpr int kLeftBytes = kRows * kDepthLine;                                   // at least kDepth * kRowsLine
+  // Bytes from line to line in shared memory. The 8 lines that a matrix load takes 16 bytes of must lie in different
+  // banks. 16-bit lines are swizzled for that: asynchronous copies into padded ones, which straddle the rows of banks, cost
+  // a quarter of the bandwidth. float32 and R's short lines (B < 32) are padded.
+  static constexpr bool kSwizzled = !kFloat, kColsSwizzled = kSwizzled && B >= 32;
+  static constexpr int kDepthLine = kFloat ? 128 + 16 : 128;                    // depth contiguous
+  static constexpr int kRowsLine = kRows * int(sizeof(T)) + (kFloat ? 32 : 0);  // L, rows contiguous
+  static constexpr int kColsLine =                                              // R, columns contiguous
+      B * int(sizeof(T)) + (B == 8 || kColsSwizzled ? 0
+                            : kFloat                ? 32
+                                                    : 16);
+  static constexpr int kLeftBytes = kRows * kDepthLine;  // at least kDepth * kRowsLine
   static constexpr int kRightBytes = B * kDepthLine > kDepth* kColsLine ? B* kDepthLine : kDepth* kColsLine;
   static constexpr int kStageBytes = kLeftBytes + kRightBytes;
   static_assert(kDepth * kRowsLine <= kLeftBytes, "L does not fit its place");
+  static_assert(kFloat || (kLeftBytes % 1024 == 0 && kStageBytes % 1024 == 0), "a swizzle repeats after 1024 bytes");
+
+  // Byte offsets in L or R of a 16-byte vector.
+  __device__ static uint32_t DepthOffset(int line, int byte) { return Swizzle<kDepthLine, kSwizzled>(line, byte); }
+  __device__ static uint32_t RowsOffset(int line, int byte) { return Swizzle<kRowsLine, kSwizzled>(line, byte); }
+  __device__ static uint32_t ColsOffset(int line, int byte) { return Swizzle<kColsLine, kColsSwizzled>(line, byte); }
+
+  template <int kLine, bool kSwizzle>
+  __device__ static uint32_t Swizzle(int line, int byte) {
+    const uint32_t offset = line * kLine + byte;
+    return kSwizzle ? offset ^ (offset >> (kLine == 256 ? 8 : 7) & 7) << 4 : offset;
+  }
 
   // Blocks one thread block may have on its list. 1024 blocks of 8 are 8192 features; longer columns are split.
   static constexpr int kList = B == 8 ? 1024 : B == 16 ? 512 : B == 32 ? 256 : 128;
@@ -125,10 +142,11 @@ struct Sums {
 template <typename T, int B, bool kRowsContiguous>
 struct Share {
   using S = Tile<T, B>;
-  int row, col;                // of the warp's share
-  bool cols_contiguous;        // R's contiguous index
-  uint32_t left, right;        // byte offsets into L and R
-  int right_step, right_next;  // bytes per 16 (float32: 8) of depth; per 8 columns
+  int row, col;          // of the warp's share
+  bool cols_contiguous;  // R's contiguous index
+  uint32_t left, right;  // byte offsets into L and R
+  // What changes of the offset per 16 (float32: 8) of depth and per 8 columns: bits within a swizzled line, or bytes.
+  int right_step, right_next, right_step_bits = 0, right_next_bits = 0;
 
   __device__ explicit Share(bool cols) : cols_contiguous(cols) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -142,13 +160,13 @@ struct Share {
       right_next = cols ? 32 : 8 * S::kDepthLine;
     } else {
       const int line = lane % 8, second = lane / 8 % 2, third = lane / 16;
-      left = kRowsContiguous ? (line + 8 * third) * S::kRowsLine + (row + 8 * second) * 2
-                             : (row + line + 8 * second) * S::kDepthLine + third * 16;
+      left = kRowsContiguous ? S::RowsOffset(line + 8 * third, (row + 8 * second) * 2)
+                             : S::DepthOffset(row + line + 8 * second, third * 16);
       const int next = S::kN == 1 ? 0 : 8 * third;
-      right = cols ? (line + 8 * second) * S::kColsLine + (col + next) * 2
-                   : (col + line + next) * S::kDepthLine + second * 16;
-      right_step = cols ? 16 * S::kColsLine : 32;
-      right_next = cols ? 16 : 8 * S::kDepthLine;
+      right =
+          cols ? S::ColsOffset(line + 8 * second, (col + next) * 2) : S::DepthOffset(col + line + next, second * 16);
+      right_step = cols ? 16 * S::kColsLine : 0, right_step_bits = cols ? 0 : 32;
+      right_next = cols ? 0 : 8 * S::kDepthLine, right_next_bits = cols ? 16 : 0;
     }
   }
 };
@@ -160,8 +178,10 @@ struct Fragments {
   uint32_t a[S::kM][4], b[S::kN][2];
 
   __device__ void Load(const Share<T, B, kRowsContiguous>& at, uint32_t stage, int step) {
-    const uint32_t right = stage + S::kLeftBytes + at.right + step * at.right_step;
-    const uint32_t left = stage + at.left + step * S::kStepDepth * (kRowsContiguous ? S::kRowsLine : int(sizeof(T)));
+    const uint32_t right = stage + S::kLeftBytes + (at.right ^ step * at.right_step_bits) + step * at.right_step;
+    constexpr int kStepBytes = S::kStepDepth * kDepthBytes;
+    const uint32_t left =
+        stage + (S::kSwizzled && !kRowsContiguous ? at.left ^ step * kStepBytes : at.left + step * kStepBytes);
     if constexpr (S::kFloat) {
 #pragma unroll
       for (int n = 0; n < S::kN; ++n)
@@ -179,12 +199,13 @@ struct Fragments {
 #pragma unroll
         for (int n = 0; n < S::kN; n += 2) {
           uint32_t two[4];
-          LoadMatrix4(two, right + n * at.right_next, at.cols_contiguous);
+          LoadMatrix4(two, (right ^ n * at.right_next_bits) + n * at.right_next, at.cols_contiguous);
           b[n][0] = two[0], b[n][1] = two[1], b[n + 1][0] = two[2], b[n + 1][1] = two[3];
         }
       }
 #pragma unroll
-      for (int m = 0; m < S::kM; ++m) LoadMatrix4(a[m], left + m * 16 * kRowBytes, kRowsContiguous);
+      for (int m = 0; m < S::kM; ++m)
+        LoadMatrix4(a[m], kRowsContiguous ? left ^ m * 16 * kRowBytes : left + m * 16 * kRowBytes, kRowsContiguous);
     }
   }
 

@@ -62,7 +62,7 @@ class ProductLoader {
     // L, feature axis 1: 8 vectors of a batch entry's features; axis 0: vectors of one feature's batch entries.
     constexpr int kPerLine = kAxis == 1 ? 8 : S::kRows / S::kVector;
     const int line = threadIdx.x / kPerLine, vector = threadIdx.x % kPerLine;
-    left_to_ = line * (kAxis == 1 ? S::kDepthLine : S::kRowsLine) + vector * 16;
+    left_to_ = kAxis == 1 ? S::DepthOffset(line, vector * 16) : S::RowsOffset(line, vector * 16);
     left_block_ = (kAxis == 1 ? vector * S::kVector : line) / B;
     pitch_ = (kAxis == 1 ? p.in : p.n) * kSize;
     const int rows = int(min(p.n - row0, int64_t(S::kRows)));
@@ -78,7 +78,7 @@ class ProductLoader {
     if (p.forward) {
       constexpr int kPerRight = B / S::kVector, kLines = S::kThreads / kPerRight;
       const int depth = threadIdx.x / kPerRight, offset = threadIdx.x % kPerRight * S::kVector;
-      right_to_ = S::kLeftBytes + depth * S::kColsLine + offset * kSize;
+      right_to_ = S::kLeftBytes + S::ColsOffset(depth, offset * kSize);
       right_step_ = kLines * S::kColsLine;
       right_block_ = depth / B, right_block_step_ = kLines / B;
       right_ += (depth % B * B + offset) * kSize;
@@ -86,7 +86,7 @@ class ProductLoader {
       right_skip_ = B * kSize;
     } else {
       const int line = threadIdx.x / 8, depth = threadIdx.x % 8 * S::kVector;
-      right_to_ = S::kLeftBytes + line * S::kDepthLine + depth * kSize;
+      right_to_ = S::kLeftBytes + S::DepthOffset(line, depth * kSize);
       right_step_ = S::kThreads / 8 * S::kDepthLine;
       right_block_ = depth / B, right_block_step_ = 0;
       right_ += (line * B + depth % B) * kSize;
@@ -179,8 +179,8 @@ __device__ inline void LoadNarrow(const ProductArgs& p, const BlockList<Tile<T, 
     const int64_t feature = int64_t(list.inner[entry]) * B + skip + depth % B, left = p.n - row0 - row;
     const int valid = list.id[entry] < 0 || left <= 0 ? 0 : kAxis == 1 ? 16 : int(min(left * kSize, int64_t(16)));
     const T* from = x + (kAxis == 1 ? (row0 + row) * p.in + feature : feature * p.n + row0 + row);
-    CopyNarrow(to + line * (kAxis == 1 ? S::kDepthLine : S::kRowsLine) + offset * kSize, valid > 0 ? from : x, valid,
-               p.x_width);
+    CopyNarrow(to + (kAxis == 1 ? S::DepthOffset(line, offset * kSize) : S::RowsOffset(line, offset * kSize)),
+               valid > 0 ? from : x, valid, p.x_width);
   }
 #pragma unroll 1
   for (int i = threadIdx.x; i < B * 8; i += S::kThreads) {
@@ -190,11 +190,11 @@ __device__ inline void LoadNarrow(const ProductArgs& p, const BlockList<Tile<T, 
       constexpr int kPerLine = B / S::kVector;
       const int depth = i / kPerLine;
       block = depth / B, line = skip + depth % B, offset = i % kPerLine * S::kVector;
-      at += depth * S::kColsLine + offset * kSize;
+      at += S::ColsOffset(depth, offset * kSize);
     } else {
       const int depth = i % 8 * S::kVector;
       block = depth / B, line = i / 8, offset = skip + depth % B;
-      at += line * S::kDepthLine + depth * kSize;
+      at += S::DepthOffset(line, depth * kSize);
     }
     const int id = list.id[first + block];
     CopyNarrow(at, id >= 0 ? w + (int64_t(id) * B + line) * B + offset : w, id >= 0 ? 16 : 0, p.w_width);
@@ -259,7 +259,7 @@ __device__ inline void StoreSums(float* y, const Sums<T, B>& sums, int warp_row,
 template <typename T, int B, int kAxis>
 __global__ void __launch_bounds__(Tile<T, B>::kThreads) ProductKernel(const __grid_constant__ ProductArgs p) {
   using S = Tile<T, B>;
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(1024) char shared[];
   auto& list = *reinterpret_cast<BlockList<S::kList>*>(shared + p.stages * S::kStageBytes);
   // All output blocks of the same batch entries run together, so that x comes from memory once.
   const Item item = p.items[blockIdx.x % p.item_count];

@@ -53,8 +53,10 @@ class WeightGradLoader {
     constexpr int kPerLeft = kAxis == 1 ? S::kRows / S::kVector : 8, kPerRight = kAxis == 1 ? B / S::kVector : 8;
     left_line_ = threadIdx.x / kPerLeft, right_line_ = threadIdx.x / kPerRight;
     const int left_offset = threadIdx.x % kPerLeft * S::kVector, right_offset = threadIdx.x % kPerRight * S::kVector;
-    left_to_ = left_line_ * (kAxis == 1 ? S::kRowsLine : S::kDepthLine) + left_offset * kSize;
-    right_to_ = S::kLeftBytes + right_line_ * (kAxis == 1 ? S::kColsLine : S::kDepthLine) + right_offset * kSize;
+    const int left_byte = left_offset * kSize, right_byte = right_offset * kSize;
+    left_to_ = kAxis == 1 ? S::RowsOffset(left_line_, left_byte) : S::DepthOffset(left_line_, left_byte);
+    right_to_ =
+        S::kLeftBytes + (kAxis == 1 ? S::ColsOffset(right_line_, right_byte) : S::DepthOffset(right_line_, right_byte));
     if (kAxis == 1) {
       const int block = blocks.row[left_offset / B];
       present_ = block >= 0;
@@ -146,9 +148,10 @@ __device__ inline void LoadNarrow(const WeightGradArgs& p, const GroupBlocks<B>&
     const T* from = right ? dy : x;
     if (valid > 0)
       from += kAxis == 1 ? (first + depth) * (right ? p.K : p.C) + feature : feature * pair.n + first + depth;
-    const int bytes = kAxis == 0 ? S::kDepthLine : right ? S::kColsLine : S::kRowsLine;
-    CopyNarrow(to + (right ? S::kLeftBytes : 0) + line * bytes + offset * kSize, from, valid,
-               right ? p.dy_width : p.x_width);
+    const uint32_t at = kAxis == 0 ? S::DepthOffset(line, offset * kSize)
+                        : right    ? S::ColsOffset(line, offset * kSize)
+                                   : S::RowsOffset(line, offset * kSize);
+    CopyNarrow(to + (right ? S::kLeftBytes : 0) + at, from, valid, right ? p.dy_width : p.x_width);
   }
 }
 
@@ -164,7 +167,7 @@ __device__ inline void StoreAs(DType dtype, void* out, int64_t i, float value) {
 template <typename T, int B, int kAxis>
 __global__ void __launch_bounds__(Tile<T, B>::kThreads) WeightGradKernel(const __grid_constant__ WeightGradArgs p) {
   using S = Tile<T, B>;
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(1024) char shared[];
   auto& blocks = *reinterpret_cast<GroupBlocks<B>*>(shared + p.stages * S::kStageBytes);
   const Group group = p.groups[blockIdx.x];
   bool alive = false;
