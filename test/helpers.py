@@ -163,7 +163,9 @@ def dense(bsmm, w):
 def run_python(script, *arguments, timeout=300):
     """Runs a script in a fresh interpreter that finds the package; gives what it prints."""
     root = str(pathlib.Path(__file__).resolve().parent.parent)
-    environment = dict(os.environ, PYTHONPATH=root, TF_CPP_MIN_LOG_LEVEL="2")
+    environment = dict(
+        os.environ, PYTHONPATH=os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]), TF_CPP_MIN_LOG_LEVEL="2"
+    )
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"

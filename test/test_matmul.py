@@ -195,11 +195,12 @@ def test_same_bits(device, rng):
         gate = random_gate(rng, bsmm.blocks)
 
         def results(bsmm=bsmm, x=x, w=w, gate=gate):
-            with tf.device(device), tf.GradientTape() as tape:
-                operands = [tf.constant(x), tf.constant(w), tf.constant(gate)]
-                tape.watch(operands)
-                y = bsmm(*operands, gate_grad=True)
-            return [t.numpy().tobytes() for t in (y, *tape.gradient(y, operands, y))]
+            with tf.device(device):
+                with tf.GradientTape() as tape:
+                    operands = [tf.constant(x), tf.constant(w), tf.constant(gate)]
+                    tape.watch(operands)
+                    y = bsmm(*operands, gate_grad=True)
+                return [t.numpy().tobytes() for t in (y, *tape.gradient(y, operands, y))]
 
         first = results()
         for _ in range(5):
@@ -285,11 +286,12 @@ def test_second_order_in_16_bits(device, rng, dtype):
         present = (gate != 0).astype(np.float32) if dw_gated else None
         before = tf.config.experimental.tensor_float_32_execution_enabled()
         tf.config.experimental.enable_tensor_float_32_execution(False)
-        with tf.device(device), tf.GradientTape() as tape:
-            operands = [tf.constant(x), tf.constant(dy)]
-            tape.watch(operands)
-            dw = bsmm.weight_grad(*operands, gate, dw_gated, dw_dtype)
-        dx, ddy = tape.gradient(dw, operands, tf.constant(v))
+        with tf.device(device):
+            with tf.GradientTape() as tape:
+                operands = [tf.constant(x), tf.constant(dy)]
+                tape.watch(operands)
+                dw = bsmm.weight_grad(*operands, gate, dw_gated, dw_dtype)
+            dx, ddy = tape.gradient(dw, operands, tf.constant(v))
         tf.config.experimental.enable_tensor_float_32_execution(before)
         size = lambda a: np.abs(a.astype(np.float64))  # noqa: E731
         common = (layout, 16, axis, present)
@@ -384,11 +386,12 @@ def test_accumulating_weight_gradient(device, rng, dtype):
     earlier = rng.standard_normal(bsmm.w_shape).astype(np.float32)
     op = bsmm_ops().blocksparse_matmul_dwa
     attrs = dict(axis=1, bsize=16, C=bsmm.C, K=bsmm.K, dw_dtype=dtype, tf32=False)
-    with tf.device(device), tf.GradientTape() as tape:
-        dwi = tf.constant(earlier)
-        tape.watch(dwi)
-        dw = op([x], [dy], bsmm._table(True), [], dwi, **attrs)
-    assert tape.gradient(dw, dwi, tf.cast(earlier, dtype)).numpy().tolist() == earlier.astype(dtype).tolist()
+    with tf.device(device):
+        with tf.GradientTape() as tape:
+            dwi = tf.constant(earlier)
+            tape.watch(dwi)
+            dw = op([x], [dy], bsmm._table(True), [], dwi, **attrs)
+        assert tape.gradient(dw, dwi, tf.cast(earlier, dtype)).numpy().tolist() == earlier.astype(dtype).tolist()
     expected = reference.matmul_dw(x, dy, layout, 16, 1) + earlier
     size = lambda a: np.abs(a.astype(np.float64))  # noqa: E731
     assert_product_close(dw, expected, reference.matmul_dw(size(x), size(dy), layout, 16, 1) + size(earlier), 22)
@@ -398,11 +401,12 @@ def test_dw_dtype(device, rng):
     bsmm = BlocksparseMatMul(np.ones((2, 2)), 8, 1)
     for dtype, dw_dtype in itertools.product(DTYPES, (None, *DTYPES)):
         x, w = random_values(rng, (5, 16), dtype), random_values(rng, bsmm.w_shape, dtype)
-        with tf.device(device), tf.GradientTape() as tape:
-            w = tf.constant(w)
-            tape.watch(w)
-            y = bsmm(x, w, dw_dtype=dw_dtype)
-        dw = tape.gradient(y, w)
+        with tf.device(device):
+            with tf.GradientTape() as tape:
+                w = tf.constant(w)
+                tape.watch(w)
+                y = bsmm(x, w, dw_dtype=dw_dtype)
+            dw = tape.gradient(y, w)
         assert dw.dtype == tf.as_dtype(dw_dtype or dtype)
         ones = np.ones((5, 16), dtype)
         expected = reference.matmul_dw(x, ones, np.ones((2, 2)), 8, 1)
@@ -424,10 +428,11 @@ def test_l2_normalize(device, rng, bsize, gain):
         w, dy = random_values(rng, bsmm.w_shape, dtype), random_values(rng, bsmm.w_shape, out)
         w[:, :, 1] = 0  # a feature of norm 0, below epsilon
         operands = [tf.constant(w)] + ([] if gain is None else [tf.constant(gain)])
-        with tf.device(device), tf.GradientTape() as tape:
-            tape.watch(operands)
-            y = bsmm.l2_normalize(*operands, dtype=out)
-        dw, *dgain = tape.gradient(y, operands, tf.constant(dy))
+        with tf.device(device):
+            with tf.GradientTape() as tape:
+                tape.watch(operands)
+                y = bsmm.l2_normalize(*operands, dtype=out)
+            dw, *dgain = tape.gradient(y, operands, tf.constant(dy))
         helpers.assert_on(device, y, dw)
         expected, _ = reference.l2_normalize(w, layout, gain)
         assert_product_close(y, expected, np.abs(expected), 16)
@@ -446,12 +451,14 @@ def test_l2_normalize_at_epsilon_and_second_order(device, rng):
     w[0, 0, :] = 0.5
     dy = random_values(rng, bsmm.w_shape, np.float32)
     for epsilon in (0.25, np.nextafter(np.float32(0.25), np.float32(1))):
-        with tf.device(device), tf.GradientTape() as tape:
-            variable = tf.constant(w)
-            tape.watch(variable)
-            y = bsmm.l2_normalize(variable, epsilon=float(epsilon))
+        with tf.device(device):
+            with tf.GradientTape() as tape:
+                variable = tf.constant(w)
+                tape.watch(variable)
+                y = bsmm.l2_normalize(variable, epsilon=float(epsilon))
+            dw = tape.gradient(y, variable, tf.constant(dy))
         expected, _ = reference.l2_normalize_grad(w, dy, layout, epsilon=float(epsilon))
-        np.testing.assert_allclose(tape.gradient(y, variable, tf.constant(dy)), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(dw, expected, rtol=1e-5, atol=1e-6)
 
     w = random_values(rng, bsmm.w_shape, np.float32)
 
@@ -532,7 +539,8 @@ def test_prune(rng, capsys):
     smaller = BlocksparseMatMul(bsmm.layout, 8, 1)
     x = random_values(rng, (3, bsmm.C), np.float32)
     assert smaller.w_shape == kept.shape
-    assert np.array_equal(smaller(x, kept), bsmm(x, w, gate))
+    with tf.device("/CPU:0"):  # where a block that is skipped changes no order of summation
+        assert np.array_equal(smaller(x, kept), bsmm(x, w, gate))
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 5), (5, 2), (4, 2)])

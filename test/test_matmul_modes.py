@@ -186,11 +186,12 @@ def test_mapped_sums_of_pairs(device, rng):
 
 def test_jacobian(device, case):
     bsmm, x, w = case
-    with tf.device(device), tf.GradientTape() as tape:
-        X = tf.constant(x)
-        tape.watch(X)
-        y = bsmm(X, w)
-    jacobian = tape.batch_jacobian(y, X).numpy()
+    with tf.device(device):
+        with tf.GradientTape() as tape:
+            X = tf.constant(x)
+            tape.watch(X)
+            y = bsmm(X, w)
+        jacobian = tape.batch_jacobian(y, X).numpy()
     dense = reference.dense_weight(w, bsmm.layout).T
     tolerance = 1e-6 if device == "/CPU:0" else 1e-3
     assert np.abs(jacobian - dense).max() <= tolerance
@@ -207,12 +208,13 @@ def test_mapped_weights_and_gates_are_refused(case, what):
 
 def test_inside_data_pipelines_and_wrapped_functions(case):
     bsmm, x, w = case
-    expected = bsmm(x, w).numpy()
-    mapped = next(iter(tf.data.Dataset.from_tensors(x).map(lambda x: bsmm(x, w))))
-    assert np.array_equal(mapped, expected)
-    wrapped = tf1.wrap_function(lambda x: bsmm(x, w), [tf.TensorSpec([None, 32])])
-    assert np.array_equal(wrapped(tf.constant(x)), expected)
-    with tf.Graph().as_default(), tf1.Session() as session:  # a function called from a v1 graph
+    with tf.device("/CPU:0"):  # where data pipelines run
+        expected = bsmm(x, w).numpy()
+        mapped = next(iter(tf.data.Dataset.from_tensors(x).map(lambda x: bsmm(x, w))))
+        assert np.array_equal(mapped, expected)
+        wrapped = tf1.wrap_function(lambda x: bsmm(x, w), [tf.TensorSpec([None, 32])])
+        assert np.array_equal(wrapped(tf.constant(x)), expected)
+    with tf.Graph().as_default(), tf.device("/CPU:0"), tf1.Session() as session:  # a function called from a v1 graph
         assert np.array_equal(session.run(tf.function(bsmm)(tf.constant(x), tf.constant(w))), expected)
 
 
