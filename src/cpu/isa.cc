@@ -1,10 +1,14 @@
 #include "cpu/isa.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
 #include <utility>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
 #include <xmmintrin.h>
 #endif
 
@@ -40,12 +44,51 @@ std::pair<Isa, Status> Find() {
                                       (HasAvx2() ? ", avx2" : "") + (HasAvx512() ? ", avx512" : ""))};
 }
 
+bool FindAmx() {
+#if defined(__x86_64__) && defined(SYS_arch_prctl)
+  unsigned eax, ebx, ecx, edx;
+  constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;
+  if (!HasAvx512() || std::getenv("BLOCKSPARSE_CPU_ISA") || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) ||
+      (edx & (kBFloat16 | kTile)) != (kBFloat16 | kTile))
+    return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
+
+bool HasAmx() {
+  static const bool found = FindAmx();
+  return found;
+}
 
 Status CurrentIsa(Isa* isa) {
   static const std::pair<Isa, Status> found = Find();
   *isa = found.first;
   return found.second;
+}
+
+int64_t SecondCacheBytes() {
+  static const int64_t bytes = [] {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    if (const int64_t told = sysconf(_SC_LEVEL2_CACHE_SIZE); told > 0) return told;
+#endif
+    return int64_t(1) << 20;
+  }();
+  return bytes;
+}
+
+int64_t LastCacheBytes() {
+  static const int64_t bytes = [] {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    if (const int64_t told = sysconf(_SC_LEVEL3_CACHE_SIZE); told > 0) return told;
+#endif
+    return int64_t(16) << 20;
+  }();
+  return bytes;
 }
 
 KeepSubnormals::KeepSubnormals() {

@@ -11,6 +11,14 @@ enum class Isa { kBase, kAvx2, kAvx512 };
 // The best that this CPU can run, or the one asked for; what is asked for and missing gives an error.
 Status CurrentIsa(Isa* isa);
 
+// Whether this CPU has AMX tiles for bfloat16 and the system lets the process use them, for which it is asked once. Not
+// where less than the best was asked for.
+bool HasAmx();
+
+// Sizes of the second and the last level's cache, for the cost models. What the system does not tell is guessed.
+int64_t SecondCacheBytes();
+int64_t LastCacheBytes();
+
 // Subnormals count while it lives, whatever mode the thread was in: thread pools of frameworks often flush them.
 class KeepSubnormals {
  public:

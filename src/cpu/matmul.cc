@@ -20,6 +20,19 @@ Status CurrentKernels(const MatmulKernels** kernels) {
   return {};
 }
 
+// Products that AMX tiles are made for. Smaller blocks would fill half a tile, a few batch entries a fraction.
+bool WantsAmx(const MatmulProblem& p) {
+  return p.product != Product::kWeightGrad && p.dtype == DType::kBFloat16 && !p.gate && p.bsize >= 32 && p.n[0] >= 16;
+}
+
+Status KernelsFor(const MatmulProblem& p, const MatmulKernels** kernels) {
+  if (WantsAmx(p) && HasAmx() && MatmulKernelsAmx()) {
+    *kernels = MatmulKernelsAmx();
+    return {};
+  }
+  return CurrentKernels(kernels);
+}
+
 // What the cost estimates assume of one thread; they only decide whether waking another one pays.
 constexpr double kMacPerNs = 30, kBytesPerNs = 8;
 
@@ -32,6 +45,7 @@ constexpr int64_t kPackFeatures = 256;
 // Output features that are written together, so that whole cache lines reach memory when features come last.
 constexpr int kUnitFeatures = 64;
 constexpr int kUnits = 256;
+constexpr int kUnitGrain = 16;  // parts of a block column are multiples of this: a tile's outputs
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t Rounded(int64_t floats) { return CeilDiv(floats, 16) * 16; }
@@ -57,6 +71,17 @@ struct Panels {
   int64_t vectors, most, count, narrower;
 };
 
+// How many panels go through a block column's weights together. Alone, a panel stays in the second-level cache while the
+// weights come from further out: 4 / (2 width) bytes a flop. Together they share the weights, but come from further out
+// themselves, each for all outputs of a block: 4 / (2 bsize) bytes a flop. Bytes from memory cost about three times as
+// much as from the last-level cache, and so does converting the weights.
+int64_t PanelsTogether(const MatmulProblem& p, int64_t in_features, int64_t width) {
+  const int64_t weight_bytes = int64_t(p.blocks) * p.bsize * p.bsize * SizeOf(p.dtype);
+  if (in_features * width * 4 > SecondCacheBytes()) return kPanels;
+  const bool dear = weight_bytes > LastCacheBytes() / 2 || p.dtype != DType::kFloat32 || p.gate;
+  return p.bsize * (dear ? 3 : 1) > width ? kPanels : 1;
+}
+
 // Forward or input gradient, with the layout's columns (rows) as outputs.
 struct ProductRun {
   ProductRun(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const MatmulKernels& kernels,
@@ -69,13 +94,15 @@ struct ProductRun {
         panels(p.n[0], kernels.lanes, choice.tile),
         one(p.n[0] == 1),
         fused(!one && panels.count >= (threads == 1 ? 1 : 4 * threads)),
-        groups(CeilDiv(panels.count, std::min<int64_t>(kPanels, fused ? CeilDiv(panels.count, 2 * threads) : kPanels))),
+        together(std::min(PanelsTogether(p, in_features, choice.tile),
+                          fused ? CeilDiv(panels.count, 2 * threads) : panels.count)),
+        groups(CeilDiv(panels.count, together)),
         ptr(plan.words.data() + plan.numbers[0]),
         in(plan.words.data() + plan.numbers[1]),
         ids(plan.words.data() + plan.numbers[2]),
         units(plan.words.data() + plan.numbers[3]),
         unit_count(plan.numbers[4]),
-        group_width(std::min<int64_t>(kPanels, panels.count) * choice.tile),
+        group_width(together * choice.tile),
         sums_floats(Rounded(std::max(kUnitFeatures, p.bsize) * group_width)),
         packed_floats(Rounded(in_features * (one     ? 1
                                              : fused ? group_width
@@ -163,8 +190,8 @@ struct ProductRun {
     const int64_t tasks = unit_count * groups;
     pool->ForEach(tasks, Ns(macs / tasks, bytes / unit_count), [&](int64_t task, int worker) {
       KeepSubnormals keep;
-      const int64_t group = task % groups;
-      Unit(task / groups, group, packed + panels.First(FirstPanel(group)) * in_features,
+      const int64_t group = task / unit_count;
+      Unit(task % unit_count, group, packed + panels.First(FirstPanel(group)) * in_features,
            workspace + worker * WorkerFloats());
     });
   }
@@ -179,7 +206,7 @@ struct ProductRun {
   const int64_t in_features, out_features;
   const Panels panels;
   const bool one, fused;  // fused: each worker packs a group of panels and computes all its outputs
-  const int64_t groups;
+  const int64_t together, groups;
   const int32_t *ptr, *in, *ids, *units;
   const int64_t unit_count, group_width, sums_floats, packed_floats;
 };
@@ -278,7 +305,8 @@ std::vector<int32_t> Units(const int32_t* ptr, int columns, int bsize) {
     }
     cost += mine;
     if (mine <= 2 * target) continue;
-    const int step = int(std::max<int64_t>(bsize / 8 * target / mine, 1)) * 8;
+    const int grain = std::min(bsize, kUnitGrain);
+    const int step = int(std::max<int64_t>(bsize / grain * target / mine, 1)) * grain;
     for (int32_t f = begin + step; f < end; f += step) bounds.push_back(f);
     bounds.push_back(end);
     cost = 0;
@@ -292,8 +320,8 @@ std::vector<int32_t> Units(const int32_t* ptr, int columns, int bsize) {
 MatmulChoice ChooseMatmul(const MatmulProblem& p, const LayoutTable&, int) {
   MatmulChoice choice;
   const MatmulKernels* kernels = nullptr;
-  if (!CurrentKernels(&kernels).ok()) return choice;  // RunMatmul reports it
-  choice.tile = kernels->lanes * kPanelVectors;
+  if (!KernelsFor(p, &kernels).ok()) return choice;  // RunMatmul reports it
+  choice.tile = kernels->lanes * (kernels == MatmulKernelsAmx() ? 1 : kPanelVectors);
   if (p.product != Product::kWeightGrad)
     choice.tile = std::min(choice.tile, CeilDiv(p.n[0], kernels->lanes) * kernels->lanes);
   choice.name = kernels->name;
@@ -336,7 +364,7 @@ Status PlanMatmul(const MatmulProblem& p, const LayoutTable& t, const MatmulChoi
 
 int64_t MatmulWorkspaceBytes(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, int threads) {
   const MatmulKernels* kernels = nullptr;
-  if (!CurrentKernels(&kernels).ok()) return 0;
+  if (!KernelsFor(p, &kernels).ok()) return 0;
   int64_t floats = 0;
   if (p.product == Product::kWeightGrad) {
     const GradRun run(p, plan, *kernels);
@@ -350,7 +378,7 @@ int64_t MatmulWorkspaceBytes(const MatmulProblem& p, const MatmulChoice& choice,
 Status RunMatmul(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, void* workspace,
                  ThreadPool* pool) {
   const MatmulKernels* kernels = nullptr;
-  BLOCKSPARSE_RETURN_IF_ERROR(CurrentKernels(&kernels));
+  BLOCKSPARSE_RETURN_IF_ERROR(KernelsFor(p, &kernels));
   if (p.product == Product::kWeightGrad)
     GradRun(p, plan, *kernels).Run(static_cast<float*>(workspace), pool);
   else if (p.n[0] > 0)

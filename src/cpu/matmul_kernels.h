@@ -77,6 +77,8 @@ constexpr int kPanelVectors = 3;
 const MatmulKernels* MatmulKernelsBase();
 const MatmulKernels* MatmulKernelsAvx2();
 const MatmulKernels* MatmulKernelsAvx512();
+// Forward and input gradient in bfloat16 alone: panels of `lanes` entries, and layouts of its own inside panels and sums.
+const MatmulKernels* MatmulKernelsAmx();
 
 }  // namespace cpu
 }  // namespace blocksparse

@@ -1,0 +1,160 @@
+// Forward and input gradient in bfloat16 on AMX tiles, blocks of 32 and more, no gates.
+//
+// Activations are packed to rows [features / 32][32 batch entries][32 features], weights, 32 outputs at a time, to
+// [features / 2][outputs][2], as TDPBF16PS wants its operands; 2 x 2 tiles of 16 x 16 sums stay in the tile registers
+// over a whole block column. Sums leave as [outputs / 16][32 batch entries][16 outputs].
+//
+// The instruction takes subnormal bfloat16 numbers for zero, whatever the mode of the thread: they are the one thing
+// these kernels do not keep.
+#include "cpu/matmul_kernels.h"
+
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+
+#include "cpu/vector.h"
+#endif
+
+namespace blocksparse {
+namespace cpu {
+
+#if defined(__AMX_BF16__)
+namespace {
+
+constexpr int kRows = 32;        // batch entries of a panel
+constexpr int kStrip = 32;       // outputs whose weights are packed together
+constexpr int kFeatures = 1024;  // features whose weights are packed together
+static_assert(kStrip * kFeatures * 2 <= kColumnScratch * 4, "packed weights must fit the scratch");
+
+void PackRows(const Activations& a, int64_t n0, int count, int64_t f0, int64_t f1, int width, float* panel) {
+  const uint16_t* x = static_cast<const uint16_t*>(a.data);
+  uint16_t* rows = reinterpret_cast<uint16_t*>(panel - f0 * width) + f0 * kRows;  // f0 is a multiple of 32
+  for (int64_t f = f0; f < f1; f += 32, rows += kRows * 32) {
+    if (a.axis == 1) {
+      for (int r = 0; r < kRows; ++r)  // rows past the batch are computed and dropped: any entry will do
+        std::memcpy(rows + r * 32, x + (n0 + (r < count ? r : count - 1)) * a.features + f, 64);
+      continue;
+    }
+    for (int c = 0; c < 32; ++c)
+      for (int r = 0; r < kRows; ++r) rows[r * 32 + c] = x[(f + c) * a.n + n0 + (r < count ? r : count - 1)];
+  }
+}
+
+void UnpackTiles(const float* sums, int, const Activations& a, int64_t n0, int count, int64_t f0, int64_t f1) {
+  constexpr DType D = DType::kBFloat16;
+  uint16_t* y = static_cast<uint16_t*>(a.data);
+  for (int64_t f = f0; f < f1; f += 16, sums += kRows * 16) {
+    if (a.axis == 1) {
+      for (int r = 0; r < count; ++r)
+        StoreVec<D, 16>(y + (n0 + r) * a.features + f, LoadVec<DType::kFloat32, 16>(sums + r * 16));
+      continue;
+    }
+    for (int r = 0; r < count; ++r)
+      for (int c = 0; c < 16; ++c) y[(f + c) * a.n + n0 + r] = FloatToBFloat16(sums[r * 16 + c]);
+  }
+}
+
+// Outputs [o, o + 16) of a block to [b / 2][16][2], rows of `out` 32 outputs apart.
+void PackWeights(const uint16_t* w, int b, int o, bool transposed, uint16_t* out) {
+  if (transposed) {  // pairs of features lie side by side: a transpose of 32-bit pairs
+    for (int c = 0; c < b; c += 32) {
+      Float<16> pairs[16];
+      for (int i = 0; i < 16; ++i)
+        pairs[i] = LoadVec<DType::kFloat32, 16>(reinterpret_cast<const float*>(w + (o + i) * b + c));
+      Transpose<16>(pairs);
+      for (int i = 0; i < 16; ++i)
+        StoreVec<DType::kFloat32, 16>(reinterpret_cast<float*>(out + (c / 2 + i) * 2 * kStrip), pairs[i]);
+    }
+    return;
+  }
+  for (int c = 0; c < b; c += 2) {
+    typedef uint32_t Words __attribute__((vector_size(64)));
+    typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
+    const Halves even = *reinterpret_cast<const Halves*>(w + c * b + o);
+    const Halves odd = *reinterpret_cast<const Halves*>(w + (c + 1) * b + o);
+    const Words both = __builtin_convertvector(even, Words) | __builtin_convertvector(odd, Words) << 16;
+    std::memcpy(out + c * kStrip, &both, sizeof both);
+  }
+}
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// 32 batch entries x 32 (or 16) outputs over the packed blocks; sums of earlier blocks are added to.
+void RunTiles(const uint16_t* panel, const int32_t* in, int count, int b, const uint16_t* weights, bool add, bool wide,
+              float* out) {
+  constexpr int kTileFloats = 16 * 16;
+  float* second = out + kRows * 16;  // outputs 16 to 31
+  if (add) {
+    _tile_loadd(0, out, 64);
+    _tile_loadd(1, out + kTileFloats, 64);
+    if (wide) {
+      _tile_loadd(2, second, 64);
+      _tile_loadd(3, second + kTileFloats, 64);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int e = 0; e < count; ++e)
+    for (int c = 0; c < b; c += 32, weights += 32 * kStrip) {
+      const uint16_t* x = panel + (int64_t(in[e]) * b + c) * kRows;
+      _tile_loadd(4, x, 64);
+      _tile_loadd(5, x + 16 * 32, 64);
+      _tile_loadd(6, weights, 4 * kStrip);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 5, 6);
+      if (!wide) continue;
+      _tile_loadd(7, weights + 32, 4 * kStrip);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  _tile_stored(0, out, 64);
+  _tile_stored(1, out + kTileFloats, 64);
+  if (!wide) return;
+  _tile_stored(2, second, 64);
+  _tile_stored(3, second + kTileFloats, 64);
+}
+
+void RunColumn(const Column& column) {
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  const int b = column.bsize, most = kFeatures / b;
+  const uint16_t* weights = static_cast<const uint16_t*>(column.weights);
+  uint16_t* packed = reinterpret_cast<uint16_t*>(column.scratch);
+  for (int o = column.o0; o < column.o1; o += kStrip) {
+    const bool wide = o + kStrip <= column.o1;
+    for (int e = 0; e == 0 || e < column.count; e += most) {
+      const int count = column.count - e < most ? column.count - e : most;
+      for (int i = 0; i < count; ++i)
+        for (int half = 0; half < (wide ? 2 : 1); ++half)
+          PackWeights(weights + int64_t(column.ids[e + i]) * b * b, b, o + 16 * half, column.transposed,
+                      packed + i * b * kStrip + 32 * half);
+      for (int p = 0; p < column.panels; ++p)
+        RunTiles(reinterpret_cast<const uint16_t*>(column.panel[p]), column.in + e, count, b, packed, e > 0, wide,
+                 column.out[p] + (o - column.o0) * kRows);
+    }
+  }
+  _tile_release();
+}
+
+}  // namespace
+
+const MatmulKernels* MatmulKernelsAmx() {
+  static const MatmulKernels kernels = {"amx",   kRows,   PackRows, UnpackTiles, RunColumn,
+                                        nullptr, nullptr, nullptr,  nullptr,     nullptr};
+  return &kernels;
+}
+
+#else
+
+const MatmulKernels* MatmulKernelsAmx() { return nullptr; }
+
+#endif
+
+}  // namespace cpu
+}  // namespace blocksparse
