@@ -288,7 +288,9 @@ def describe(row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default=str(ROOT / "build" / "libblocksparse_kernels.so"))
-    parser.add_argument("--cases", default="quick", help="quick, axes, peers, bsr, floors, densities; several with commas")
+    parser.add_argument(
+        "--cases", default="quick", help="quick, axes, peers, bsr, floors, densities; several with commas"
+    )
     parser.add_argument("--path", choices=["sm80", "native"], default="native", help="which kernels, on a Hopper GPU")
     parser.add_argument("--blocks", help="only these block sizes, with commas")
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)

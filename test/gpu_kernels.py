@@ -1,6 +1,6 @@
 """The CUDA kernels through their C interface against float64 on the same GPU: no TensorFlow, PyTorch alone.
 
-    make kernels && python test/gpu_kernels.py [--path sm80] [--cases 400] [--seconds 120] [--json out.json]
+    make kernels && python test/gpu_kernels.py [--path sm80] [--cases 4] [--seconds 120] [--json out.json]
 
 Each case is one combination of product, feature axis, block size, dtype, gate, batch size, layout and alignment, on
 fresh random operands that lie between guards of NaN; outputs are NaN before each run; every run is repeated and must
@@ -329,6 +329,7 @@ def main():
     parser.add_argument("--path", choices=["sm80", "native"], default="native", help="which kernels, on a Hopper GPU")
     parser.add_argument("--cases", type=int, default=1, help="random cases for every combination")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further case after this time")
+    parser.add_argument("--blocks", help="only these block sizes, with commas")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--small", action="store_true", help="tiny problems, no repeats: for compute-sanitizer")
     parser.add_argument("--stop", type=int, default=10, help="failures to print")
@@ -338,7 +339,8 @@ def main():
         os.environ["BLOCKSPARSE_CUDA_PATH"] = "sm80"
     lib, rng, start = load(options.library), random.Random(options.seed), time.time()
     torch.manual_seed(options.seed)
-    combinations = list(itertools.product(range(3), (0, 1), BSIZES, (*DTYPES, "tf32"), (False, True))) * options.cases
+    bsizes = BSIZES if options.blocks is None else [int(b) for b in options.blocks.split(",")]
+    combinations = list(itertools.product(range(3), (0, 1), bsizes, (*DTYPES, "tf32"), (False, True))) * options.cases
     rng.shuffle(combinations)
     failures, passed, worst = [], 0, {}
     checks = [

@@ -35,6 +35,8 @@ constexpr int kStageLimits[] = {0, 64, 32, 16, 8, 4, 2};
 int Depth(DType dtype) { return 128 / int(SizeOf(dtype)); }
 int ListCapacity(int b) { return b == 8 ? 1024 : b == 16 ? 512 : b == 32 ? 256 : 128; }
 
+int Columns(int b) { return std::min(b, 64); }  // of one thread block
+
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int BlockLimit(int family, int b, DType dtype) {
@@ -57,9 +59,10 @@ Rates RatesOf(const MatmulProblem& p) {
   // third of that in TF32, a tenth in float32.
   constexpr double kBytes = 64e3, kFlops = 3e6;
   const double rate = p.dtype != DType::kFloat32 ? 1 : p.tf32 ? 1.0 / 3 : 0.1;
-  const double bytes = 128.0 * (kRows + p.bsize), flops = 2.0 * kRows * p.bsize * Depth(p.dtype);
+  const int cols = Columns(p.bsize);
+  const double bytes = 128.0 * (kRows + cols), flops = 2.0 * kRows * cols * Depth(p.dtype);
   Rates rates;
-  rates.resident = p.bsize <= 32 ? 3 : p.bsize == 64 ? 2 : 1;
+  rates.resident = p.bsize <= 32 ? 3 : 2;
   rates.stage = rates.resident * std::max(bytes / kBytes, flops / (kFlops * rate));
   rates.fixed = 2;
   return rates;
@@ -86,7 +89,7 @@ int ChooseProductFamily(const MatmulProblem& p, const LayoutTable& t, const Chip
     const double parts = std::ceil(mean / limit), longest_parts = std::ceil(longest / limit);
     const double piece = rates.fixed + rates.stage * std::ceil(mean / parts * stages_per_block);
     const double longest_piece = rates.fixed + rates.stage * std::ceil(longest / longest_parts * stages_per_block);
-    double time = Makespan(lists * parts * tiles, piece, longest_piece, slots);
+    double time = Makespan(lists * parts * tiles * (p.bsize / Columns(p.bsize)), piece, longest_piece, slots);
     const double slots_summed = (parts > 1 ? lists * parts : 0) + (longest_parts > 1 ? longest_parts : 0);
     if (slots_summed > 0) time += kLaunch + 8.0 * slots_summed * p.n[0] * p.bsize / kMemoryBytes;
     if (family == 0 || time < best_time) best = family, best_time = time;
@@ -103,7 +106,7 @@ int64_t StageSum(const MatmulProblem& p) {
 int ChooseWeightGradParts(const MatmulProblem& p, const LayoutTable& t, const Chip& chip) {
   const Rates rates = RatesOf(p);
   const double columns = std::max(1, t.nonempty_columns), stages = double(StageSum(p));
-  const double groups = columns * std::ceil(t.blocks / columns / (kRows / p.bsize));
+  const double groups = columns * std::ceil(t.blocks / columns / (kRows / p.bsize)) * (p.bsize / Columns(p.bsize));
   const double slots = double(chip.multiprocessors) * rates.resident;
   int best = 1;
   double best_time = 0;
@@ -248,13 +251,12 @@ Status RunProduct(const MatmulProblem& p, const MatmulPlan& plan, const int32_t*
   args.y_width = Width(args.y, (p.axis == 1 ? args.out : args.n) * size);
   args.w_width = Width(args.w, 16);
   args.exact = p.dtype == DType::kFloat32 && !p.tf32;
-  const int64_t blocks = CeilDiv(args.n, kRows) * args.item_count;
   const auto launch = p.bsize == 8    ? LaunchProduct<8>
                       : p.bsize == 16 ? LaunchProduct<16>
                       : p.bsize == 32 ? LaunchProduct<32>
                       : p.bsize == 64 ? LaunchProduct<64>
                                       : LaunchProduct<128>;
-  BLOCKSPARSE_RETURN_IF_ERROR(launch(p.dtype, p.axis, blocks, args, chip, stream));
+  BLOCKSPARSE_RETURN_IF_ERROR(launch(p.dtype, p.axis, CeilDiv(args.n, kRows), args, chip, stream));
 
   if (plan.numbers[kSplitCount] == 0) return {};
   const int64_t area = args.n * p.bsize, per_split = CeilDiv(area, kThreads);

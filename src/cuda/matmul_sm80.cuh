@@ -2,7 +2,7 @@
 //
 // Every product is a sum over stages of a small dense one, [128, kDepth] x [kDepth, b]:
 //
-//                    the 128 rows                         the depth                          the b columns
+//                    the 128 rows                         the depth                          the b columns (half of 128)
 //   forward          batch entries                        input features of listed blocks    features of one output
 //   block input gradient   the same with the layout's rows and columns exchanged weight gradient  input features of 128
 //   / b blocks     batch entries                      output features of their column
@@ -28,26 +28,27 @@ struct Tile {
   static constexpr int kRows = 128;
   static constexpr int kDepth = 128 / int(sizeof(T));  // 128 bytes: what one row of L needs to fill whole sectors
   static constexpr int kVector = 16 / int(sizeof(T));  // elements of one asynchronous copy
+  // Blocks of 128 are done in halves: two thread blocks of 4 warps on a multiprocessor, one of which computes while the
+  // other starts or ends, are faster than one of 8, though L is read twice.
+  static constexpr int kCols = B < 64 ? B : 64, kHalves = B / kCols;
   // A warp's share: 32 x b while b is small; 64 x 32 where that reads fewer fragments per product.
-  static constexpr int kWarpRows = B <= 32 ? 32 : 64;
-  static constexpr int kWarpCols = B <= 32 ? B : 32;
+  static constexpr int kWarpRows = kCols <= 32 ? 32 : 64;
+  static constexpr int kWarpCols = kCols <= 32 ? kCols : 32;
   static constexpr int kWarpsDown = kRows / kWarpRows;
-  static constexpr int kWarpsAcross = B / kWarpCols;
+  static constexpr int kWarpsAcross = kCols / kWarpCols;
   static constexpr int kThreads = 32 * kWarpsDown * kWarpsAcross;
   static constexpr int kM = kWarpRows / 16, kN = kWarpCols / 8;  // fragments of a warp's share
 
   // Bytes from line to line in shared memory. The 8 lines that a matrix load takes 16 bytes of must lie in different
-  // banks. 16-bit lines are swizzled for that: asynchronous copies into padded ones, which straddle the rows of banks, cost
-  // a quarter of the bandwidth. float32 and R's short lines (B < 32) are padded.
+  // banks. 16-bit lines are swizzled for that: padding them, so that what one warp copies straddles the rows of banks, made
+  // the products of blocks of 32 and 64 slower by half and a fifth. float32 and R's short lines (B < 32) are padded.
   static constexpr bool kSwizzled = !kFloat, kColsSwizzled = kSwizzled && B >= 32;
   static constexpr int kDepthLine = kFloat ? 128 + 16 : 128;                    // depth contiguous
   static constexpr int kRowsLine = kRows * int(sizeof(T)) + (kFloat ? 32 : 0);  // L, rows contiguous
-  static constexpr int kColsLine =                                              // R, columns contiguous
-      B * int(sizeof(T)) + (B == 8 || kColsSwizzled ? 0
-                            : kFloat                ? 32
-                                                    : 16);
+  // R, columns contiguous
+  static constexpr int kColsLine = kCols * int(sizeof(T)) + (B == 8 || kColsSwizzled ? 0 : kFloat ? 32 : 16);
   static constexpr int kLeftBytes = kRows * kDepthLine;  // at least kDepth * kRowsLine
-  static constexpr int kRightBytes = B * kDepthLine > kDepth* kColsLine ? B* kDepthLine : kDepth* kColsLine;
+  static constexpr int kRightBytes = kCols * kDepthLine > kDepth* kColsLine ? kCols* kDepthLine : kDepth* kColsLine;
   static constexpr int kStageBytes = kLeftBytes + kRightBytes;
   static_assert(kDepth * kRowsLine <= kLeftBytes, "L does not fit its place");
   static_assert(kFloat || (kLeftBytes % 1024 == 0 && kStageBytes % 1024 == 0), "a swizzle repeats after 1024 bytes");
@@ -73,8 +74,8 @@ struct Tile {
   // them, so that neither waits for the other's instructions.
   static constexpr int kStepDepth = kFloat ? 8 : 16;
   static constexpr int kSteps = kDepth / kStepDepth;
-  static constexpr int kLeftVectors = kRows * 8 / kThreads;                // a thread's 16-byte copies of L
-  static constexpr int kRightVectors = (B * 8 + kThreads - 1) / kThreads;  // and of R
+  static constexpr int kLeftVectors = kRows * 8 / kThreads;                    // a thread's 16-byte copies of L
+  static constexpr int kRightVectors = (kCols * 8 + kThreads - 1) / kThreads;  // and of R
 };
 
 // Stages in flight: four where two thread blocks still fit a multiprocessor of 228 KB, or one is all there can be.
@@ -446,7 +447,7 @@ struct WeightGradArgs {
 
 // One instantiation per block size, each in a file of its own.
 template <int B>
-Status LaunchProduct(DType dtype, int axis, int64_t blocks, ProductArgs args, const Chip& chip, Stream stream);
+Status LaunchProduct(DType dtype, int axis, int64_t tiles, ProductArgs args, const Chip& chip, Stream stream);
 template <int B>
 Status LaunchWeightGrad(DType dtype, int axis, int groups, int parts, const WeightGradArgs& args, const Chip& chip,
                         Stream stream);

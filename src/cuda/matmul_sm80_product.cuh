@@ -57,7 +57,7 @@ class ProductLoader {
  public:
   using S = Tile<T, B>;
 
-  __device__ ProductLoader(const ProductArgs& p, const BlockList<S::kList>& list, int64_t row0)
+  __device__ ProductLoader(const ProductArgs& p, const BlockList<S::kList>& list, int64_t row0, int col0)
       : inner_(SharedAddress(list.inner)) {
     // L, feature axis 1: 8 vectors of a batch entry's features; axis 0: vectors of one feature's batch entries.
     constexpr int kPerLine = kAxis == 1 ? 8 : S::kRows / S::kVector;
@@ -76,12 +76,12 @@ class ProductLoader {
     // R: forward, output features side by side; input gradient, input features: W as it lies.
     right_ = static_cast<const char*>(p.w);
     if (p.forward) {
-      constexpr int kPerRight = B / S::kVector, kLines = S::kThreads / kPerRight;
+      constexpr int kPerRight = S::kCols / S::kVector, kLines = S::kThreads / kPerRight;
       const int depth = threadIdx.x / kPerRight, offset = threadIdx.x % kPerRight * S::kVector;
       right_to_ = S::kLeftBytes + S::ColsOffset(depth, offset * kSize);
       right_step_ = kLines * S::kColsLine;
       right_block_ = depth / B, right_block_step_ = kLines / B;
-      right_ += (depth % B * B + offset) * kSize;
+      right_ += (depth % B * B + col0 + offset) * kSize;
       right_from_step_ = kLines % B * B * kSize;
       right_skip_ = B * kSize;
     } else {
@@ -89,7 +89,7 @@ class ProductLoader {
       right_to_ = S::kLeftBytes + S::DepthOffset(line, depth * kSize);
       right_step_ = S::kThreads / 8 * S::kDepthLine;
       right_block_ = depth / B, right_block_step_ = 0;
-      right_ += (line * B + depth % B) * kSize;
+      right_ += ((col0 + line) * B + depth % B) * kSize;
       right_from_step_ = S::kThreads / 8 * B * kSize;
       right_skip_ = kSize;
     }
@@ -164,7 +164,7 @@ class ProductLoader {
 // The same where an operand's addresses allow no such vectors.
 template <typename T, int B, int kAxis>
 __device__ inline void LoadNarrow(const ProductArgs& p, const BlockList<Tile<T, B>::kList>& list, int stage,
-                                  int64_t row0, uint32_t to) {
+                                  int64_t row0, int col0, uint32_t to) {
   using S = Tile<T, B>;
   const T* x = static_cast<const T*>(p.x);
   const T* w = static_cast<const T*>(p.w);
@@ -183,18 +183,18 @@ __device__ inline void LoadNarrow(const ProductArgs& p, const BlockList<Tile<T, 
                valid > 0 ? from : x, valid, p.x_width);
   }
 #pragma unroll 1
-  for (int i = threadIdx.x; i < B * 8; i += S::kThreads) {
+  for (int i = threadIdx.x; i < S::kCols * 8; i += S::kThreads) {
     int block, line, offset;  // block of the stage; line of the block and element of that line
     uint32_t at = to + S::kLeftBytes;
     if (p.forward) {
-      constexpr int kPerLine = B / S::kVector;
-      const int depth = i / kPerLine;
-      block = depth / B, line = skip + depth % B, offset = i % kPerLine * S::kVector;
-      at += S::ColsOffset(depth, offset * kSize);
+      constexpr int kPerLine = S::kCols / S::kVector;
+      const int depth = i / kPerLine, col = i % kPerLine * S::kVector;
+      block = depth / B, line = skip + depth % B, offset = col0 + col;
+      at += S::ColsOffset(depth, col * kSize);
     } else {
       const int depth = i % 8 * S::kVector;
-      block = depth / B, line = i / 8, offset = skip + depth % B;
-      at += S::DepthOffset(line, depth * kSize);
+      block = depth / B, line = col0 + i / 8, offset = skip + depth % B;
+      at += S::DepthOffset(i / 8, depth * kSize);
     }
     const int id = list.id[first + block];
     CopyNarrow(at, id >= 0 ? w + (int64_t(id) * B + line) * B + offset : w, id >= 0 ? 16 : 0, p.w_width);
@@ -206,7 +206,8 @@ template <typename T, int B, int kAxis>
 __device__ inline void StoreTile(const ProductArgs& p, const Sums<T, B>& sums, int warp_row, int warp_col, int64_t row0,
                                  int64_t feature0, char* shared) {
   using S = Tile<T, B>;
-  constexpr int kInner = kAxis == 1 ? B : S::kRows, kOuter = kAxis == 1 ? S::kRows : B, kLine = kInner + 8;
+  constexpr int kInner = kAxis == 1 ? S::kCols : S::kRows, kOuter = kAxis == 1 ? S::kRows : S::kCols;
+  constexpr int kLine = kInner + 8;
   static_assert(kOuter * kLine * sizeof(T) <= 2 * S::kStageBytes, "the tile must fit two stages");
   T* tile = reinterpret_cast<T*>(shared);
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -262,14 +263,16 @@ __global__ void __launch_bounds__(Tile<T, B>::kThreads) ProductKernel(const __gr
   extern __shared__ __align__(1024) char shared[];
   auto& list = *reinterpret_cast<BlockList<S::kList>*>(shared + p.stages * S::kStageBytes);
   // All output blocks of the same batch entries run together, so that x comes from memory once.
-  const Item item = p.items[blockIdx.x % p.item_count];
-  const int64_t row0 = p.first_row + int64_t(blockIdx.x / p.item_count) * S::kRows;
+  const uint32_t across = uint32_t(p.item_count) * S::kHalves, unit = blockIdx.x % across;
+  const Item item = p.items[unit / S::kHalves];
+  const int col0 = unit % S::kHalves * S::kCols;
+  const int64_t row0 = p.first_row + int64_t(blockIdx.x / across) * S::kRows;
   ReadList(p, item, S::kBlocksPerStage, list);
 
   const Share<T, B, kAxis == 0> at(p.forward);
   Sums<T, B> sums;
   sums.Clear();
-  ProductLoader<T, B, kAxis> loader(p, list, row0);
+  ProductLoader<T, B, kAxis> loader(p, list, row0, col0);
   const bool aligned = p.x_width == 16 && p.w_width == 16, gated = p.gates != nullptr;
   const int count = (list.count + S::kBlocksPerStage - 1) / S::kBlocksPerStage * S::kStagesPerBlock;
   RunStages(
@@ -278,20 +281,21 @@ __global__ void __launch_bounds__(Tile<T, B>::kThreads) ProductKernel(const __gr
         if (aligned)
           loader.Load(stage, to, part, more);
         else if (part == 0)
-          LoadNarrow<T, B, kAxis>(p, list, stage, row0, to);
+          LoadNarrow<T, B, kAxis>(p, list, stage, row0, col0, to);
       },
       [&](int stage) { return list.gate + stage / S::kStagesPerBlock * S::kBlocksPerStage; });
 
   if (item.slot >= 0)
-    StoreSums<T, B, kAxis>(p.partial + int64_t(item.slot) * p.n * B, sums, at.row, at.col, row0, p.n, 0, B);
+    StoreSums<T, B, kAxis>(p.partial + int64_t(item.slot) * p.n * B, sums, at.row, at.col, row0, p.n, col0, B);
   else if constexpr (S::kFloat)
-    StoreSums<T, B, kAxis>(static_cast<float*>(p.y), sums, at.row, at.col, row0, p.n, int64_t(item.out) * B, p.out);
+    StoreSums<T, B, kAxis>(static_cast<float*>(p.y), sums, at.row, at.col, row0, p.n, int64_t(item.out) * B + col0,
+                           p.out);
   else
-    StoreTile<T, B, kAxis>(p, sums, at.row, at.col, row0, int64_t(item.out) * B, shared);
+    StoreTile<T, B, kAxis>(p, sums, at.row, at.col, row0, int64_t(item.out) * B + col0, shared);
 }
 
 template <typename T, int B, int kAxis>
-Status LaunchProductKernel(int64_t blocks, ProductArgs p, const Chip& chip, Stream stream) {
+Status LaunchProductKernel(int64_t tiles, ProductArgs p, const Chip& chip, Stream stream) {
   using S = Tile<T, B>;
   constexpr int kListBytes = sizeof(BlockList<S::kList>);
   p.stages = StageCount(S::kStageBytes, kListBytes, chip);
@@ -299,21 +303,21 @@ Status LaunchProductKernel(int64_t blocks, ProductArgs p, const Chip& chip, Stre
   BLOCKSPARSE_CUDA_CHECK(
       cudaFuncSetAttribute(ProductKernel<T, B, kAxis>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   // A grid has at most 2^31 - 1 thread blocks.
-  const int64_t rows_at_once = INT32_MAX / p.item_count;
-  for (int64_t done = 0, tiles = blocks / p.item_count; done < tiles; done += rows_at_once) {
+  const int64_t across = int64_t(p.item_count) * S::kHalves, at_once = INT32_MAX / across;
+  for (int64_t done = 0; done < tiles; done += at_once) {
     p.first_row = done * S::kRows;
-    ProductKernel<T, B, kAxis><<<int(min(rows_at_once, tiles - done) * p.item_count), S::kThreads, bytes, stream>>>(p);
+    ProductKernel<T, B, kAxis><<<int(min(at_once, tiles - done) * across), S::kThreads, bytes, stream>>>(p);
     BLOCKSPARSE_CUDA_LAUNCHED();
   }
   return {};
 }
 
 template <int B>
-Status LaunchProduct(DType dtype, int axis, int64_t blocks, ProductArgs args, const Chip& chip, Stream stream) {
+Status LaunchProduct(DType dtype, int axis, int64_t tiles, ProductArgs args, const Chip& chip, Stream stream) {
   return WithType(dtype, [&](auto type) {
     using T = decltype(type);
-    return axis == 0 ? LaunchProductKernel<T, B, 0>(blocks, args, chip, stream)
-                     : LaunchProductKernel<T, B, 1>(blocks, args, chip, stream);
+    return axis == 0 ? LaunchProductKernel<T, B, 0>(tiles, args, chip, stream)
+                     : LaunchProductKernel<T, B, 1>(tiles, args, chip, stream);
   });
 }
 

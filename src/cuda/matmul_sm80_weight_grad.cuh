@@ -47,10 +47,10 @@ class WeightGradLoader {
  public:
   using S = Tile<T, B>;
 
-  __device__ WeightGradLoader(const WeightGradArgs& p, const GroupBlocks<B>& blocks, int column)
+  __device__ WeightGradLoader(const WeightGradArgs& p, const GroupBlocks<B>& blocks, int64_t col0)
       : rows_(SharedAddress(blocks.row)), C_(p.C * kSize), K_(p.K * kSize) {
     // Feature axis 1: vectors of one batch entry's features; axis 0: 8 vectors of a feature's batch entries.
-    constexpr int kPerLeft = kAxis == 1 ? S::kRows / S::kVector : 8, kPerRight = kAxis == 1 ? B / S::kVector : 8;
+    constexpr int kPerLeft = kAxis == 1 ? S::kRows / S::kVector : 8, kPerRight = kAxis == 1 ? S::kCols / S::kVector : 8;
     left_line_ = threadIdx.x / kPerLeft, right_line_ = threadIdx.x / kPerRight;
     const int left_offset = threadIdx.x % kPerLeft * S::kVector, right_offset = threadIdx.x % kPerRight * S::kVector;
     const int left_byte = left_offset * kSize, right_byte = right_offset * kSize;
@@ -61,10 +61,10 @@ class WeightGradLoader {
       const int block = blocks.row[left_offset / B];
       present_ = block >= 0;
       left_ = (int64_t(block) * B + left_offset % B) * kSize;
-      right_ = (int64_t(column) * B + right_offset) * kSize;
+      right_ = (col0 + right_offset) * kSize;
     } else {
       left_ = left_offset;  // as right_offset
-      right_ = int64_t(column) * B + right_line_;
+      right_ = col0 + right_line_;
     }
     Keep(rows_), Keep(C_), Keep(K_), Keep(left_line_), Keep(right_line_), Keep(left_to_), Keep(right_to_);
     Keep(present_), Keep(left_), Keep(right_);
@@ -72,7 +72,7 @@ class WeightGradLoader {
 
   __device__ void Load(const Pair& pair, int64_t first, uint32_t to, int part, bool more) {
     constexpr int kLeftLines = kAxis == 1 ? S::kThreads * S::kVector / S::kRows : S::kThreads / 8;
-    constexpr int kRightLines = kAxis == 1 ? S::kThreads * S::kVector / B : S::kThreads / 8;
+    constexpr int kRightLines = kAxis == 1 ? S::kThreads * S::kVector / S::kCols : S::kThreads / 8;
     if (part == 0) {
       valid_ = more ? int(min(pair.n - first, int64_t(S::kDepth))) : 0;
       if (kAxis == 1) {
@@ -129,21 +129,21 @@ class WeightGradLoader {
 
 // The same where an operand's addresses allow no such vectors.
 template <typename T, int B, int kAxis>
-__device__ inline void LoadNarrow(const WeightGradArgs& p, const GroupBlocks<B>& blocks, int column, const Pair& pair,
+__device__ inline void LoadNarrow(const WeightGradArgs& p, const GroupBlocks<B>& blocks, int64_t col0, const Pair& pair,
                                   int64_t first, uint32_t to) {
   using S = Tile<T, B>;
   constexpr int kSize = int(sizeof(T));
   const T* x = static_cast<const T*>(pair.x);
   const T* dy = static_cast<const T*>(pair.dy);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < (S::kRows + B) * 8; i += S::kThreads) {
+  for (int i = threadIdx.x; i < (S::kRows + S::kCols) * 8; i += S::kThreads) {
     const bool right = i >= S::kRows * 8;
     const int v = right ? i - S::kRows * 8 : i;
-    const int per_line = kAxis == 0 ? 8 : (right ? B : S::kRows) / S::kVector;
+    const int per_line = kAxis == 0 ? 8 : (right ? S::kCols : S::kRows) / S::kVector;
     const int line = v / per_line, offset = v % per_line * S::kVector;
     const int row = kAxis == 0 ? line : offset, depth = kAxis == 0 ? offset : line;  // row of L, or column of R
-    const int block = right ? column : blocks.row[row / B];
-    const int64_t feature = int64_t(block) * B + row % B, left = pair.n - first - depth;
+    const int block = right ? 0 : blocks.row[row / B];
+    const int64_t feature = right ? col0 + row : int64_t(block) * B + row % B, left = pair.n - first - depth;
     const int valid = block < 0 || left <= 0 ? 0 : kAxis == 1 ? 16 : int(min(left * kSize, int64_t(16)));
     const T* from = right ? dy : x;
     if (valid > 0)
@@ -169,7 +169,8 @@ __global__ void __launch_bounds__(Tile<T, B>::kThreads) WeightGradKernel(const _
   using S = Tile<T, B>;
   extern __shared__ __align__(1024) char shared[];
   auto& blocks = *reinterpret_cast<GroupBlocks<B>*>(shared + p.stages * S::kStageBytes);
-  const Group group = p.groups[blockIdx.x];
+  const Group group = p.groups[blockIdx.x / S::kHalves];
+  const int col0 = blockIdx.x % S::kHalves * S::kCols;
   bool alive = false;
   if (threadIdx.x < GroupBlocks<B>::kCount) {
     const int i = threadIdx.x;
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(Tile<T, B>::kThreads) WeightGradKernel(const _
   const int64_t begin = blockIdx.y * p.stages_per_part;
   const int64_t count = any ? min(p.stages_per_part, p.stage_count - begin) : 0;
   if (count > 0) {
-    WeightGradLoader<T, B, kAxis> loader(p, blocks, group.column);
+    WeightGradLoader<T, B, kAxis> loader(p, blocks, group.column * int64_t(B) + col0);
     const bool aligned = p.x_width == 16 && p.dy_width == 16;
     Cursor<S::kDepth> cursor(p, begin);
     RunStages(
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(Tile<T, B>::kThreads) WeightGradKernel(const _
           if (aligned)
             loader.Load(cursor.now, cursor.first, to, part, more);
           else if (part == 0)
-            LoadNarrow<T, B, kAxis>(p, blocks, group.column, cursor.now, cursor.first, to);
+            LoadNarrow<T, B, kAxis>(p, blocks, group.column * int64_t(B) + col0, cursor.now, cursor.first, to);
           if (part == S::kSteps - 1) cursor.Advance(p);
         },
         [](int64_t) -> const float* { return nullptr; });
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(Tile<T, B>::kThreads) WeightGradKernel(const _
       const bool dead = blocks.row[row / B] < 0;
 #pragma unroll
       for (int n = 0; n < S::kN; ++n) {
-        const int64_t e = (int64_t(id) * B + row % B) * B + at.col + n * 8 + 2 * t + i % 2;
+        const int64_t e = (int64_t(id) * B + row % B) * B + col0 + at.col + n * 8 + 2 * t + i % 2;
         const float sum = dead ? 0.f : sums.part[m][n][i] + sums.sum[m][n][i];
         if (p.partial)
           p.partial[blockIdx.y * p.elements + e] = sum;
@@ -229,7 +230,7 @@ Status LaunchWeightGradKernel(int groups, int parts, WeightGradArgs p, const Chi
   const int bytes = p.stages * S::kStageBytes + kOther;
   BLOCKSPARSE_CUDA_CHECK(
       cudaFuncSetAttribute(WeightGradKernel<T, B, kAxis>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  WeightGradKernel<T, B, kAxis><<<dim3(groups, parts), S::kThreads, bytes, stream>>>(p);
+  WeightGradKernel<T, B, kAxis><<<dim3(groups * S::kHalves, parts), S::kThreads, bytes, stream>>>(p);
   BLOCKSPARSE_CUDA_LAUNCHED();
   return {};
 }
