@@ -2,7 +2,7 @@
 //
 // Every product is a sum over stages of a small dense one, [128, kDepth] x [kDepth, b]:
 //
-//                    the 128 rows                         the depth                          the b columns (half of 128)
+//                    the 128 rows                         the depth                          the b columns (of 128: half)
 //   forward          batch entries                        input features of listed blocks    features of one output
 //   block input gradient   the same with the layout's rows and columns exchanged weight gradient  input features of 128
 //   / b blocks     batch entries                      output features of their column
@@ -40,8 +40,8 @@ struct Tile {
   static constexpr int kM = kWarpRows / 16, kN = kWarpCols / 8;  // fragments of a warp's share
 
   // Bytes from line to line in shared memory. The 8 lines that a matrix load takes 16 bytes of must lie in different
-  // banks. 16-bit lines are swizzled for that: padding them, so that what one warp copies straddles the rows of banks, made
-  // the products of blocks of 32 and 64 slower by half and a fifth. float32 and R's short lines (B < 32) are padded.
+  // banks. 16-bit lines are swizzled for that: padding them, so that what one warp copies straddles the rows of banks,
+  // cost blocks of 32 and 64 a third and a fifth of their speed. float32 and R's short lines (B < 32) are padded.
   static constexpr bool kSwizzled = !kFloat, kColsSwizzled = kSwizzled && B >= 32;
   static constexpr int kDepthLine = kFloat ? 128 + 16 : 128;                    // depth contiguous
   static constexpr int kRowsLine = kRows * int(sizeof(T)) + (kFloat ? 32 : 0);  // L, rows contiguous
