@@ -2,10 +2,10 @@
 //
 // Every product is a sum over stages of a small dense one, [128, kDepth] x [kDepth, b]:
 //
-//                    the 128 rows                         the depth                          the b columns (of 128: half)
-//   forward          batch entries                        input features of listed blocks    features of one output
-//   block input gradient   the same with the layout's rows and columns exchanged weight gradient  input features of 128
-//   / b blocks     batch entries                      output features of their column
+//                    128 rows                       depth                           b columns (blocks of 128: half)
+//   forward          batch entries                  input features, listed blocks   output features of one block
+//   input gradient   the same with the layout's rows and columns exchanged
+//   weight gradient  input features, 128/b blocks   batch entries                   output features of their column
 //
 // A stage's left operand L and right operand R lie in shared memory as they come from memory, so either index may be
 // the contiguous one; the matrix loads transpose where needed.
