@@ -32,8 +32,7 @@ def host_constant(key, array, name="blocksparse/table", device=None):
             with _lock:
                 found = _eager.get(key)
             if found is None:
-                with tf.device("/cpu:0"):
-                    built = tf.constant(array)
+                built = _checked_constant(array)
                 with _lock:
                     found = _eager.setdefault(key, built)
             return found
@@ -44,6 +43,17 @@ def host_constant(key, array, name="blocksparse/table", device=None):
                 with tf.device(None), tf.device(device), tf.name_scope(""):
                     names[key] = tf.constant(array, name=name).name
             return graph.get_tensor_by_name(names[key])
+
+
+def _checked_constant(array):
+    # TensorFlow 2.21 with a GPU was seen to hand a constant to the wrong one of two threads that make one at the same
+    # time. A table of another layout would be wrong for as long as it is shared, so what came back is looked at.
+    for _ in range(100):
+        with tf.device("/cpu:0"):
+            built = tf.constant(array)
+        if np.array_equal(built.numpy(), array):
+            return built
+    raise RuntimeError("TensorFlow did not return the constant that was asked for, 100 times in a row")
 
 
 def get_constant(lut, name):
