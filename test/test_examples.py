@@ -31,7 +31,7 @@ def text_file(rng, tmp_path):
 def plain_unroll(step, products, inputs, state, weights, parameters):
     """What `model.unroll` computes, left to automatic differentiation."""
     outputs = []
-    for now in zip(*(tf.unstack(sequence) for sequence in inputs)):
+    for now in tf.unstack(inputs):
         state = step(lambda name, x: products[name](x, weights[name]), now, state, parameters)
         outputs.append(state[0])
     return outputs, state
@@ -62,13 +62,16 @@ def test_grouped_gradient_is_that_of_plain_differentiation(rng, monkeypatch, lay
         assert error < 1e-6, error  # sums of a few terms in another order
 
 
+@pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_layer_norm(rng, axis):
-    x = 3 + 2 * rng.standard_normal((5, 7))
-    gain, bias = rng.standard_normal((2, x.shape[axis]))
-    mean, variance = x.mean(axis, keepdims=True), x.var(axis, keepdims=True)
-    expected = (x - mean) / np.sqrt(variance + 1e-5) * np.expand_dims(gain, 1 - axis) + np.expand_dims(bias, 1 - axis)
-    np.testing.assert_allclose(model.layer_norm(*map(np.float32, (x, gain, bias)), axis), expected, rtol=0, atol=1e-5)
+def test_layer_norm(rng, axis, segments):
+    x = 3 + 2 * rng.standard_normal((5, 6 * segments))
+    gain, bias = rng.standard_normal((2, 6 * segments))
+    parts = [(part - part.mean(1)[:, None]) / part.std(1)[:, None] for part in np.split(x, segments, 1)]
+    expected = np.concatenate(parts, axis=1) * gain + bias
+    given = np.float32(x if axis else x.T), np.float32(gain), np.float32(bias)
+    result = model.layer_norm(*given, axis=axis, segments=segments).numpy()
+    np.testing.assert_allclose(result if axis else result.T, expected, rtol=0, atol=1e-4)
 
 
 def test_block_sparse_model_has_as_many_weights_as_its_dense_equal():
@@ -164,7 +167,7 @@ def test_training_in_reduced_precision_learns(text_file, precision):
         TINY, data=text_file, precision=precision, epochs=4.0, evaluations=2, learning_rate=0.02
     )
     history = train.Training(options).run()
-    assert history[-1]["train"] < 4 < history[0]["train"] < 8  # four letters in a vocabulary of 256
+    assert history[-1]["train"] < 3  # 8 before it learns, 2 when it knows that there are four letters
 
 
 def test_command_line(text_file, tmp_path, capsys):

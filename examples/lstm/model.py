@@ -8,50 +8,50 @@ import numpy as np
 import tensorflow as tf
 from data import VOCABULARY
 
+from blocksparse.lstm import fused_lstm_gates
 from blocksparse.matmul import BlocksparseMatMul
 from blocksparse.topology import make_layout
 
 
-def cell(lin, internal_steps, inputs, state):
+def cell(lin, internal_steps, axis, x, h, c):
     """One time step.
 
     Args:
-      lin: `lin(name, h)` gives the layer-normed products of `h` with the weight of that name, as a list.
+      lin: `lin(name, x)` gives the layer-normed product of x with the weight of that name.
       internal_steps: at least 2: steps that mix the state before the gates are computed from it (the paper's D).
-      inputs: (multiply, add), what the input byte contributes to the first and to the second internal step.
-      state: (h, c), each as large as one of the inputs.
+      axis: feature axis of all activations.
+      x: the input byte's features.
+      h, c: the state.
 
     Returns:
-      The next state.
+      The next (h, c).
     """
-    multiply, add = inputs
-    h, c = state
-    h = multiply * lin("multiply", h)[0]
-    h = tf.nn.relu(add + lin("add", h)[0])
+    h = lin("multiply_x", x) * lin("multiply", h)
+    h = tf.nn.relu(lin("add_x", x) + lin("add", h))
     for step in range(2, internal_steps):
-        h = tf.nn.relu(lin(f"mix{step}", h)[0])
-    i, f, o, u = lin("gates", h)
-    c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(u)
-    h = tf.sigmoid(o) * tf.tanh(c)
+        h = tf.nn.relu(lin(f"mix{step}", h))
+    gates = lin("gates", h)  # i, u, f and o
+    c, h = fused_lstm_gates(c, *([gates] if axis else tf.split(gates, 4)))
     return h, c
 
 
-@tf.function(autograph=False)  # traced once, not for each of its hundreds of uses in an unrolled window
-def layer_norm(x, gain, bias, axis, epsilon=1e-5):
-    """(x - mean) / sqrt(variance + epsilon) * gain + bias, over the features of each sample, in float32.
+@tf.function(autograph=False)  # traced once, not for each of its many uses in an unrolled window
+def layer_norm(x, gain, bias, axis, segments, epsilon=1e-6):
+    """(x - mean) / sqrt(variance + epsilon) * gain + bias, over the features of each sample.
 
     Args:
-      x: `[features, batch]` (axis 0) or `[batch, features]` (axis 1), any floating dtype.
+      x: float32 `[features, batch]` (axis 0) or `[batch, features]` (axis 1).
       gain, bias: float32 `[features]`.
-
-    Returns:
-      float32 of x's shape.
+      segments: that many equal parts of the features have a mean and a variance of their own.
     """
-    x = tf.cast(x, tf.float32)
-    gain, bias = tf.expand_dims(gain, 1 - axis), tf.expand_dims(bias, 1 - axis)
-    centered = x - tf.reduce_mean(x, axis, keepdims=True)
-    variance = tf.reduce_mean(tf.square(centered), axis, keepdims=True)
-    return centered * tf.math.rsqrt(variance + epsilon) * gain + bias
+    width = x.shape[axis] // segments
+    cut = (-1, segments, width) if axis else (segments, width, -1)
+    vector = (segments, width) if axis else (segments, width, 1)
+    features = tf.reshape(x, cut)
+    centered = features - tf.reduce_mean(features, axis + 1, keepdims=True)
+    variance = tf.reduce_mean(tf.square(centered), axis + 1, keepdims=True)
+    normed = centered * tf.math.rsqrt(variance + epsilon) * tf.reshape(gain, vector) + tf.reshape(bias, vector)
+    return tf.reshape(normed, tf.shape(x))
 
 
 def unroll(step, products, inputs, state, weights, parameters):
@@ -64,7 +64,7 @@ def unroll(step, products, inputs, state, weights, parameters):
       step: `step(product, inputs, state, parameters)` gives the next state; `product(name, x)` multiplies x by the
         weight of that name.
       products: name -> BlocksparseMatMul or DenseMatMul.
-      inputs: tuple of tensors `[time, ...]`.
+      inputs: tensor `[time, ...]`.
       state: tuple of tensors, the first of which is the output.
       weights: name -> tensor.
       parameters: whatever else `step` depends on and gradients are wanted for, as a nest of tensors.
@@ -87,7 +87,7 @@ def unroll(step, products, inputs, state, weights, parameters):
         outputs = []
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
-            for now in zip(*(tf.unstack(sequence) for sequence in inputs)):
+            for now in tf.unstack(inputs):
                 state = step(product, now, state, parameters)
                 outputs.append(state[0])
 
@@ -109,7 +109,7 @@ class LanguageModel(tf.Module):
     """Predicts the next byte.
 
     Args:
-      products: name -> BlocksparseMatMul or DenseMatMul, for the names of `cell`, "input" and "output".
+      products: name -> BlocksparseMatMul or DenseMatMul, for the names of `cell` and for "output".
       internal_steps: see `cell`.
       precision: dtype of the operands of products; variables, layer norm and state are float32.
       seed: of the initial weights.
@@ -119,17 +119,14 @@ class LanguageModel(tf.Module):
         super().__init__()
         self.products, self.internal_steps, self.precision = products, internal_steps, precision
         self.axis, self.width = products["output"].axis, products["output"].C
-        self.embedding = tf.Variable(tf.random.stateless_normal((VOCABULARY, products["input"].C), (seed, 0)))
+        self.embedding = tf.Variable(tf.random.stateless_normal((VOCABULARY, products["add_x"].C), (seed, 0)))
         self.weights, self.norms = {}, {}
         for index, (name, product) in enumerate(products.items(), 1):
             fan_in = np.prod(product.w_shape) / product.K  # the mean, where layouts are uneven
             normal = tf.random.stateless_normal(product.w_shape, (seed, index))
             self.weights[name] = tf.Variable(normal / fan_in**0.5, name=name)
             if name != "output":
-                self.norms[name] = [
-                    (tf.Variable(tf.ones(self.width)), tf.Variable(tf.zeros(self.width)))
-                    for _ in range(product.K // self.width)
-                ]
+                self.norms[name] = tf.Variable(tf.ones(product.K)), tf.Variable(tf.zeros(product.K))
         self.output_bias = tf.Variable(tf.zeros(VOCABULARY))
 
     def zero_state(self, batch):
@@ -146,43 +143,33 @@ class LanguageModel(tf.Module):
         Returns:
           (float32 logits of the next bytes `[time * batch, 256]`, time by time; the state after the window).
         """
+        xs = tf.gather(self.embedding, tf.transpose(bytes_in))  # [time, batch, embedding]
+        if self.axis == 0:
+            xs = tf.transpose(xs, (0, 2, 1))
         weights = {name: tf.cast(weight, self.precision) for name, weight in self.weights.items()}
-        norms = tf.nest.map_structure(tf.convert_to_tensor, self.norms)
-        inputs = self._read(tf.transpose(bytes_in), weights.pop("input"), norms.pop("input"))
         output_weight = weights.pop("output")
         products = {name: self.products[name] for name in weights}
-        hs, state = unroll(self._step, products, inputs, state, weights, norms)
-        return self._write(hs, output_weight), state
+        norms = tf.nest.map_structure(tf.convert_to_tensor, self.norms)
+        hs, state = unroll(self._step, products, xs, state, weights, norms)
 
-    def _step(self, product, inputs, state, norms):
-        return cell(lambda name, h: self._norm(product(name, h), norms[name]), self.internal_steps, inputs, state)
-
-    def _norm(self, x, norms):
-        return [layer_norm(part, *norm, self.axis) for part, norm in zip(tf.split(x, len(norms), self.axis), norms)]
-
-    def _read(self, bytes_in, weight, norms):
-        """What each byte of `[time, batch]` gives to the cell: multiply and add, float32 `[time] + state shape`.
-
-        There are 256 different bytes and many more in a window: all 256 go through product and layer norm, once.
-        """
-        embedding = self.embedding if self.axis else tf.transpose(self.embedding)
-        tables = self._norm(self.products["input"](tf.cast(embedding, self.precision), weight), norms)
-        if self.axis:
-            return tuple(tf.gather(table, bytes_in) for table in tables)
-        return tuple(tf.transpose(tf.gather(tf.transpose(table), bytes_in), (0, 2, 1)) for table in tables)
-
-    def _write(self, hs, weight):
         h = tf.cast(tf.concat(hs, 1 - self.axis), self.precision)
-        logits = tf.cast(self.products["output"](h, weight), tf.float32)
-        return (logits if self.axis else tf.transpose(logits)) + self.output_bias
+        logits = tf.cast(self.products["output"](h, output_weight), tf.float32)
+        return (logits if self.axis else tf.transpose(logits)) + self.output_bias, state
+
+    def _step(self, product, x, state, norms):
+        def lin(name, x):
+            y = tf.cast(product(name, x), tf.float32)
+            return layer_norm(y, *norms[name], axis=self.axis, segments=y.shape[self.axis] // self.width)
+
+        return cell(lin, self.internal_steps, self.axis, x, *state)
 
 
-def make_products(width, internal_steps, layout="dense", density=None, block_size=16, embedding=64, axis=0, seed=0):
+def make_products(width, internal_steps, layout="dense", density=None, block_size=16, embedding=64, axis=1, seed=0):
     """The matrix products of a `LanguageModel`.
 
     In a block-sparse model every internal step and every gate has a layout of its own. Where the recurrent weights have
-    density d, input and output have sqrt(d), balanced, as these grow with the width alone: so all weights are as many
-    as in a dense model of width `width * sqrt(d)`.
+    density d, input and output have sqrt(d), balanced: the former grow with the square of the width, the latter with
+    the width. So there are as many weights as in a dense model of width `width * sqrt(d)`.
 
     Args:
       width: units of the state.
@@ -199,9 +186,10 @@ def make_products(width, internal_steps, layout="dense", density=None, block_siz
     """
     if internal_steps < 2:
         raise ValueError(f"internal_steps must be at least 2, got {internal_steps}")
-    shapes = {"input": (embedding, width, 2), "multiply": (width, width, 1), "add": (width, width, 1)}
+    shapes = {"multiply_x": (embedding, width, 1), "add_x": (embedding, width, 1), "output": (width, VOCABULARY, 1)}
+    shapes |= {name: (width, width, 1) for name in ("multiply", "add")}
     shapes |= {f"mix{step}": (width, width, 1) for step in range(2, internal_steps)}
-    shapes |= {"gates": (width, width, 4), "output": (width, VOCABULARY, 1)}
+    shapes |= {"gates": (width, width, 4)}
     if layout == "dense":
         return {name: DenseMatMul(C, parts * K, axis) for name, (C, K, parts) in shapes.items()}
     if density is None:
@@ -213,7 +201,7 @@ def make_products(width, internal_steps, layout="dense", density=None, block_siz
         )
     products = {}
     for index, (name, (C, K, parts)) in enumerate(shapes.items()):
-        recurrent = name not in ("input", "output")
+        recurrent = name not in ("multiply_x", "add_x", "output")
         blocks = [
             make_layout(
                 layout if recurrent else "balanced_random",

@@ -38,7 +38,7 @@ class Options:
     block_size: int = 16
     internal_steps: int = 2
     embedding: int = 64
-    axis: int = 0
+    axis: int = 1
     precision: str = "float32"
     batch: int = 64
     steps: int = 32
