@@ -430,7 +430,7 @@ def bias_act_grad(dy, x, bias, axis=-1, act="none", gain=None):
 
 
 def philox(seed, counter, stream):
-    """Philox4x32-10: four words of 32 bits for each counter (J. K. Salmon et al., 2011).
+    """Philox4x32-7: four words of 32 bits for each counter (J. K. Salmon et al., 2011).
 
     Args:
       seed: two int32, the key.
@@ -444,7 +444,7 @@ def philox(seed, counter, stream):
     key = [np.uint64(int(word) & 0xFFFFFFFF) for word in seed]
     counter = np.asarray(counter, np.uint64)
     c = [counter & low, counter >> np.uint64(32), np.full_like(counter, stream), np.zeros_like(counter)]
-    for _ in range(10):
+    for _ in range(7):
         p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
         c = [(p1 >> np.uint64(32)) ^ c[1] ^ key[0], p1 & low, (p0 >> np.uint64(32)) ^ c[3] ^ key[1], p0 & low]
         key = [(key[0] + np.uint64(0x9E3779B9)) & low, (key[1] + np.uint64(0xBB67AE85)) & low]

@@ -40,7 +40,7 @@ struct VecPhilox {
     for (int i = 0; i < kBlocks; ++i) lane[i] = counter + i;
     Wide c0 = lane & kLow, c1 = lane >> 32, c2 = Wide{} + uint64_t(stream), c3 = {};
     uint32_t key0 = seed[0], key1 = seed[1];
-#pragma GCC unroll 10
+#pragma GCC unroll 7
     for (int round = 0; round < philox::kRounds; ++round) {
       const Wide p0 = Multiply(c0, philox::kMultiply0), p1 = Multiply(c2, philox::kMultiply1);
       c0 = (p1 >> 32) ^ c1 ^ uint64_t(key0);

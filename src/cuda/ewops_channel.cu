@@ -13,24 +13,60 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 4;           // rows, or packs of a plane, in flight
-constexpr int kMaxThreads = 512;     // of a thread block that sums alone
-constexpr int64_t kSmall = 1 << 18;  // elements up to which one launch sums
+constexpr int kUnroll = 4;  // rows, or packs of a plane, in flight
+// Gradients move four elements at once: more would take the registers of the threads that hide the memory's latency.
+constexpr int kGradPack = 4;
+template <typename T>
+constexpr int kGradUnroll = sizeof(T) == 2 ? 4 : 2;  // packs in flight of each operand
+constexpr int kMaxThreads = 512;                     // of a thread block that sums alone
+constexpr int64_t kSmall = 1 << 18;                  // elements up to which one launch sums
 
 using Formulas = EwFormulas<Math>;
 
-struct Grad {
-  float t, tx;
-};
-
-// `other` is x, or y where the problem has that.
-__device__ __forceinline__ Grad Derivative(const ChannelProblem& p, float dy, float other, float g, float b) {
-  float t = dy;
-  if (p.act == Activation::kRelu)
-    t = (p.x ? g * other + b : other) > 0.f ? dy : 0.f;
+// N elements of a gradient: dy becomes gain * t; t and t * x are added to the sums. `other` is x, or y where the problem
+// has that. The choice of activation stands outside the loop.
+template <int N, bool kGain, class Sum>
+__device__ __forceinline__ void Derivatives(const ChannelProblem& p, float (&dy)[N], const float (&other)[N],
+                                            const float (&g)[N], const float (&b)[N], const Sum& sum) {
+  const auto each = [&](auto derivative) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float t = derivative(dy[i], other[i], i);
+      dy[i] = kGain ? g[i] * t : t;
+      sum(i, t, t * other[i]);
+    }
+  };
+  if (p.act == Activation::kNone)
+    each([](float d, float, int) { return d; });
   else if (p.act == Activation::kFastGelu)
-    t = dy * Formulas::SwishGrad(g * other + b, kFastGeluAlpha);
-  return {t, t * other};
+    each([&](float d, float x, int i) {
+      return d * Formulas::SwishGrad((kGain ? g[i] * x : x) + b[i], kFastGeluAlpha);
+    });
+  else if (p.x)
+    each([&](float d, float x, int i) { return (kGain ? g[i] * x : x) + b[i] > 0.f ? d : 0.f; });
+  else
+    each([](float d, float y, int) { return y > 0.f ? d : 0.f; });
+}
+
+// v becomes act(g v + b).
+template <int N>
+__device__ __forceinline__ void Activate(const ChannelProblem& p, float (&v)[N], const float (&g)[N],
+                                         const float (&b)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) v[i] = g[i] * v[i] + b[i];
+  if (p.act == Activation::kRelu) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = Formulas::Act(Activation::kRelu, v[i]);
+  } else if (p.act == Activation::kFastGelu) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = Formulas::Act(Activation::kFastGelu, v[i]);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void Fill(float (&x)[N], float value) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = value;
 }
 
 template <int N>
@@ -44,7 +80,7 @@ __device__ __forceinline__ void LoadOr(const float* p, int64_t c, float otherwis
 
 // A thread keeps the gain and bias of N channels and takes kUnroll rows.
 template <typename T, int N>
-__global__ void __launch_bounds__(kThreads) RowsForward(ChannelProblem p, int64_t column_tiles) {
+__global__ void __launch_bounds__(kThreads, 4) RowsForward(ChannelProblem p, int64_t column_tiles) {
   const int64_t c = (blockIdx.x % column_tiles * blockDim.x + threadIdx.x) * N, C = p.channels;
   const int64_t row = blockIdx.x / column_tiles * (blockDim.y * kUnroll) + threadIdx.y;
   if (c >= C) return;
@@ -62,17 +98,16 @@ __global__ void __launch_bounds__(kThreads) RowsForward(ChannelProblem p, int64_
     if (row + u * blockDim.y >= p.outer) break;
     float v[N];
     Widen(loaded[u], v);
-#pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = Formulas::Act(p.act, g[i] * v[i] + b[i]);
+    Activate(p, v, g, b);
     StorePack(y + (row + u * blockDim.y) * C, v);
   }
 }
 
 // Rows [part * rows, (part + 1) * rows) of a tile of columns: dx, and sums to bias_sums, gain_sums [parts, C].
 template <typename T, int N, bool kGain>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kMaxThreads, 2)
     RowsBackward(ChannelProblem p, int64_t column_tiles, int64_t rows, float* bias_sums, float* gain_sums) {
-  constexpr int kRows = 2;  // in flight
+  constexpr int kRows = kGradUnroll<T>;
   extern __shared__ float shared[];
   const int64_t part = blockIdx.x / column_tiles, C = p.channels;
   const int64_t c = (blockIdx.x % column_tiles * blockDim.x + threadIdx.x) * N;
@@ -100,13 +135,10 @@ __global__ void __launch_bounds__(kMaxThreads)
         float dv[N], v[N];
         Widen(loaded_dy[u], dv);
         Widen(loaded[u], v);
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const Grad grad = Derivative(p, dv[i], v[i], g[i], b[i]);
-          dv[i] = g[i] * grad.t;
-          bias_sum[i] += grad.t;
-          if (kGain) gain_sum[i] += grad.tx;
-        }
+        Derivatives<N, kGain>(p, dv, v, g, b, [&](int i, float t, float tx) {
+          bias_sum[i] += t;
+          if (kGain) gain_sum[i] += tx;
+        });
         if (p.dx) StorePack(dx + row * C, dv);
       }
     }
@@ -149,11 +181,11 @@ __global__ void __launch_bounds__(kThreads) PlanesForward(ChannelProblem p, int6
     const int64_t i = first + u * kThreads;
     if (i >= packs) break;
     const Index c = Index(i) / inner % channels;
-    const float g = p.gain ? p.gain[c] : 1.f, b = p.bias ? p.bias[c] : 0.f;
-    float v[N];
+    float v[N], g[N], b[N];
+    Fill(g, p.gain ? p.gain[c] : 1.f);
+    Fill(b, p.bias ? p.bias[c] : 0.f);
     Widen(loaded[u], v);
-#pragma unroll
-    for (int k = 0; k < N; ++k) v[k] = Formulas::Act(p.act, g * v[k] + b);
+    Activate(p, v, g, b);
     StorePack(y + i * N, v);
   }
 }
@@ -165,17 +197,18 @@ struct PlaneParts {
 
 // One thread block for each channel and part. N divides inner and the parts of it.
 template <typename T, int N>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     PlanesBackward(ChannelProblem p, PlaneParts parts, float* bias_sums, float* gain_sums) {
-  constexpr int kPacks = 2;  // in flight
+  constexpr int kPacks = kGradUnroll<T>;
   __shared__ float scratch[kThreads / 32];
   const int64_t c = blockIdx.x % p.channels, part = blockIdx.x / p.channels;
   const int64_t o0 = part / parts.inners * parts.outer, o1 = min(p.outer, o0 + parts.outer);
   const int64_t i0 = part % parts.inners * parts.inner, i1 = min(p.inner, i0 + parts.inner);
   const T *dy = static_cast<const T*>(p.dy), *other = static_cast<const T*>(p.x ? p.x : p.y);
   T* dx = static_cast<T*>(p.dx);
-  const float g = p.gain ? p.gain[c] : 1.f, b = p.bias ? p.bias[c] : 0.f;
-  float bias_sum = 0.f, gain_sum = 0.f;
+  float g[N], b[N], bias_sum = 0.f, gain_sum = 0.f;
+  Fill(g, p.gain ? p.gain[c] : 1.f);
+  Fill(b, p.bias ? p.bias[c] : 0.f);
   const int64_t run = i1 > i0 ? (i1 - i0) / N : 0, packs = run * (o1 - o0);
   for (int64_t first = threadIdx.x; first < packs; first += kPacks * kThreads) {
     Pack<T, N> loaded_dy[kPacks], loaded[kPacks] = {};
@@ -196,13 +229,10 @@ __global__ void __launch_bounds__(kThreads)
       float dv[N], v[N];
       Widen(loaded_dy[u], dv);
       Widen(loaded[u], v);
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const Grad grad = Derivative(p, dv[k], v[k], g, b);
-        dv[k] = g * grad.t;
-        bias_sum += grad.t;
-        gain_sum += grad.tx;
-      }
+      Derivatives<N, true>(p, dv, v, g, b, [&](int, float t, float tx) {
+        bias_sum += t;
+        gain_sum += tx;
+      });
       if (p.dx) StorePack(dx + at[u], dv);
     }
   }
@@ -279,8 +309,7 @@ bool Packed(const ChannelProblem& p, int per_pack) {
 }
 
 int64_t Parts(const ChannelProblem& p) {
-  const int per_pack = int(16 / SizeOf(p.dtype));
-  if (p.inner == 1) return BackwardRows(p, Packed(p, per_pack) ? per_pack : 1).parts;
+  if (p.inner == 1) return BackwardRows(p, Packed(p, kGradPack) ? kGradPack : 1).parts;
   const PlaneParts parts = BackwardPlanes(p);
   return parts.outers * parts.inners;
 }
@@ -349,12 +378,11 @@ Status Run(const ChannelProblem& p, void* workspace, Stream stream) {
   WithType(p.dtype, [&](auto type) {
     using T = decltype(type);
     constexpr int N = kPerVector<T>;
-    const bool packed = Packed(p, N);
     if (p.gradient)
-      packed ? LaunchBackward<T, N>(p, bias_sums, gain_sums, stream)
-             : LaunchBackward<T, 1>(p, bias_sums, gain_sums, stream);
+      Packed(p, kGradPack) ? LaunchBackward<T, kGradPack>(p, bias_sums, gain_sums, stream)
+                           : LaunchBackward<T, 1>(p, bias_sums, gain_sums, stream);
     else
-      packed ? LaunchForward<T, N>(p, stream) : LaunchForward<T, 1>(p, stream);
+      Packed(p, N) ? LaunchForward<T, N>(p, stream) : LaunchForward<T, 1>(p, stream);
   });
   BLOCKSPARSE_CUDA_LAUNCHED();
   if (parts > 1) {

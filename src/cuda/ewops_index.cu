@@ -96,27 +96,88 @@ __global__ void __launch_bounds__(kThreads) MaxOfRows(ReduceMaxProblem p) {
   }
 }
 
-constexpr int kColumns = 32, kParts = kThreads / kColumns;
-
-// inner > 1: 32 columns of a matrix for each thread block, whose rows of threads take parts of dim.
-template <typename T>
+// inner > 1: a thread takes N columns of a matrix, and one of blockDim.y parts of dim, which meet in order.
+template <typename T, int N>
 __global__ void __launch_bounds__(kThreads) MaxOfColumns(ReduceMaxProblem p, int64_t tiles) {
-  const int64_t o = blockIdx.x / tiles, i = blockIdx.x % tiles * kColumns + threadIdx.x;
-  const int64_t rows = (p.dim + kParts - 1) / kParts, end = min(p.dim, (threadIdx.y + 1) * rows);
-  Best best;
+  extern __shared__ float shared[];
+  const int64_t o = blockIdx.x / tiles, i = (blockIdx.x % tiles * blockDim.x + threadIdx.x) * N;
+  const int rows = (int(p.dim) - 1) / int(blockDim.y) + 1, begin = threadIdx.y * rows,
+            end = min(int(p.dim), begin + rows);
+  float best[N];
+  int place[N] = {};
+#pragma unroll
+  for (int k = 0; k < N; ++k) best[k] = kLowest;
   if (i < p.inner) {
     const T* x = static_cast<const T*>(p.x) + o * p.dim * p.inner + i;
-#pragma unroll 8
-    for (int64_t d = threadIdx.y * rows; d < end; ++d) best.Take(ToFloat(x[d * p.inner]), d);
+#pragma unroll 4
+    for (int d = begin; d < end; ++d) {
+      float v[N];
+      Widen(LoadPack<T, N>(x + d * p.inner), v);
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        if (v[k] > best[k]) best[k] = v[k], place[k] = d;
+    }
   }
-  __shared__ float values[kParts][kColumns];
-  __shared__ int64_t places[kParts][kColumns];
-  values[threadIdx.y][threadIdx.x] = best.value, places[threadIdx.y][threadIdx.x] = best.place;
-  __syncthreads();
-  if (threadIdx.y != 0 || i >= p.inner) return;
-  for (int part = 1; part < kParts; ++part) best.Merge(values[part][threadIdx.x], places[part][threadIdx.x]);
-  static_cast<T*>(p.y)[o * p.inner + i] = FromFloat<T>(best.value);
-  p.argmax[o * p.inner + i] = best.place;
+  if (blockDim.y > 1) {
+    float* values = shared;
+    int* places = reinterpret_cast<int*>(shared + kThreads * N);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const int at = (threadIdx.y * blockDim.x + threadIdx.x) * N + k;
+      values[at] = best[k], places[at] = place[k];
+    }
+    __syncthreads();
+    if (threadIdx.y != 0) return;
+    for (int part = 1; part < blockDim.y; ++part)
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const int at = (part * blockDim.x + threadIdx.x) * N + k;
+        if (values[at] > best[k]) best[k] = values[at], place[k] = places[at];  // later parts have later places
+      }
+  }
+  if (i >= p.inner) return;
+  StorePack(static_cast<T*>(p.y) + o * p.inner + i, best);
+#pragma unroll
+  for (int k = 0; k < N; ++k) p.argmax[o * p.inner + i + k] = place[k];
+}
+
+// A gradient for packs of N elements: of N columns, whose places are read once for kRows rows, where inner > 1, or of one
+// row. Index is 32 bits wide where the number of packs allows it.
+constexpr int kRows = 16;
+
+template <typename T, int N, typename Index>
+__global__ void __launch_bounds__(kThreads) MaxGradColumns(ReduceMaxProblem p, int64_t strips, int64_t n) {
+  const int64_t t = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (t >= n) return;
+  const Index packs = Index(p.inner / N), row = Index(t) / packs, o = row / Index(strips);
+  const int64_t i = int64_t(Index(t) - row * packs) * N, from = int64_t(o) * p.inner + i;
+  const int begin = int(row - o * Index(strips)) * kRows, end = min(int(p.dim), begin + kRows);
+  float dy[N];
+  int place[N];
+  Widen(LoadPack<T, N>(static_cast<const T*>(p.x) + from), dy);
+#pragma unroll
+  for (int k = 0; k < N; ++k) place[k] = int(p.argmax[from + k]);
+  T* dx = static_cast<T*>(p.y) + int64_t(o) * p.dim * p.inner + i;
+#pragma unroll 4
+  for (int d = begin; d < end; ++d) {
+    float v[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) v[k] = place[k] == d ? dy[k] : 0.f;
+    StorePack(dx + d * p.inner, v);
+  }
+}
+
+template <typename T, int N, typename Index>
+__global__ void __launch_bounds__(kThreads) MaxGradRows(ReduceMaxProblem p, int64_t n) {
+  const int64_t t = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (t >= n) return;
+  const Index packs = Index(p.dim / N), o = Index(t) / packs;
+  const int first = int(Index(t) - o * packs) * N, place = int(p.argmax[o]);
+  const float dy = ToFloat(static_cast<const T*>(p.x)[o]);
+  float v[N];
+#pragma unroll
+  for (int k = 0; k < N; ++k) v[k] = place == first + k ? dy : 0.f;
+  StorePack(static_cast<T*>(p.y) + t * N, v);
 }
 
 template <typename T, typename Index>
@@ -149,19 +210,42 @@ Status Run(const ReduceMaxProblem& p, Stream stream) {
   if (p.outer * p.inner == 0) return {};
   WithType(p.dtype, [&](auto type) {
     using T = decltype(type);
-    if (p.gradient) {
-      const int64_t n = p.outer * p.dim * p.inner;
+    constexpr int N = kPerVector<T>;
+    const int64_t size = p.outer * p.dim * p.inner;
+    const bool packed = (p.inner > 1 ? p.inner : p.dim) % N == 0 && Aligned({p.x, p.y});
+    if (p.gradient && packed && p.inner > 1) {
+      const int64_t strips = CeilDiv(p.dim, kRows), n = p.outer * strips * (p.inner / N);
       const unsigned blocks = unsigned(CeilDiv(n, kThreads));
       if (n <= UINT32_MAX)
-        MaxGrad<T, uint32_t><<<blocks, kThreads, 0, stream>>>(p, n);
+        MaxGradColumns<T, N, uint32_t><<<blocks, kThreads, 0, stream>>>(p, strips, n);
       else
-        MaxGrad<T, uint64_t><<<blocks, kThreads, 0, stream>>>(p, n);
+        MaxGradColumns<T, N, uint64_t><<<blocks, kThreads, 0, stream>>>(p, strips, n);
+    } else if (p.gradient && packed) {
+      const unsigned blocks = unsigned(CeilDiv(size / N, kThreads));
+      if (size / N <= UINT32_MAX)
+        MaxGradRows<T, N, uint32_t><<<blocks, kThreads, 0, stream>>>(p, size / N);
+      else
+        MaxGradRows<T, N, uint64_t><<<blocks, kThreads, 0, stream>>>(p, size / N);
+    } else if (p.gradient) {
+      const unsigned blocks = unsigned(CeilDiv(size, kThreads));
+      if (size <= UINT32_MAX)
+        MaxGrad<T, uint32_t><<<blocks, kThreads, 0, stream>>>(p, size);
+      else
+        MaxGrad<T, uint64_t><<<blocks, kThreads, 0, stream>>>(p, size);
     } else if (p.inner > 1) {
-      const int64_t tiles = CeilDiv(p.inner, kColumns);
-      MaxOfColumns<T><<<unsigned(p.outer * tiles), dim3(kColumns, kParts), 0, stream>>>(p, tiles);
+      // Where columns alone give too few threads to fill a chip, dim is cut too.
+      const int per_thread = packed ? N : 1;
+      const bool many = p.outer * p.inner / per_thread >= 1 << 17;
+      const dim3 block(many ? 64 : 32, many ? 1 : kThreads / 32);
+      const int64_t tiles = CeilDiv(p.inner, int64_t(block.x) * per_thread);
+      const unsigned blocks = unsigned(p.outer * tiles);
+      const size_t bytes = many ? 0 : 2 * kThreads * per_thread * sizeof(float);
+      if (packed)
+        MaxOfColumns<T, N><<<blocks, block, bytes, stream>>>(p, tiles);
+      else
+        MaxOfColumns<T, 1><<<blocks, block, bytes, stream>>>(p, tiles);
     } else {
-      constexpr int N = kPerVector<T>;
-      const bool packed = p.dim % N == 0 && Aligned({p.x}), by_warp = p.dim <= 2048;
+      const bool by_warp = p.dim <= 2048;
       const unsigned blocks = unsigned(by_warp ? CeilDiv(p.outer, kThreads / 32) : p.outer);
       if (by_warp)
         packed ? MaxOfRows<T, N, true><<<blocks, kThreads, 0, stream>>>(p)

@@ -12,20 +12,44 @@ constexpr int kThreads = 256;
 constexpr int kTile = 256;  // elements a warp makes the mask of at once: one Philox block and one byte a lane
 constexpr int kTiles = 2;   // a warp takes
 
-// The mask of elements 8 * block to 8 * block + 7.
-__device__ __forceinline__ uint32_t MaskByte(const DropoutProblem& p, philox::Threshold threshold, uint64_t block) {
-  const philox::Block random = philox::Random(p.seed[0], p.seed[1], block, philox::kHigh);
-  uint32_t keep = 0, ties = 0;
+// Not 0 where a half of a random word equals the threshold's high half.
+__device__ __forceinline__ uint32_t Ties(const philox::Block& random, philox::Threshold threshold) {
+  const uint32_t both = threshold.high << 16 | threshold.high;
+  uint32_t ties = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t half = philox::HalfWord(random, i);
-    keep |= uint32_t(half < threshold.high) << i;
-    ties |= uint32_t(half == threshold.high) << i;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t equal = random.word[i] ^ both;
+    ties |= (equal - 0x00010001u) & ~equal & 0x80008000u;
   }
-  if (ties != 0 && threshold.low != 0) {  // one element in 65536
+  return ties;
+}
+
+// Calls use(2 i, keep) and use(2 i + 1, keep) for the halves of each word, by the high half of the threshold alone, which
+// lies between 0 and 2^16. A half-word in the upper half of a word compares like the half-word alone.
+template <class Use>
+__device__ __forceinline__ void CompareHalves(const philox::Block& random, philox::Threshold threshold,
+                                              const Use& use) {
+  const uint32_t limit = threshold.high << 16;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    use(2 * i, random.word[i] << 16 < limit);
+    use(2 * i + 1, random.word[i] < limit);
+  }
+}
+
+// The mask of elements 8 * block to 8 * block + 7, for any threshold.
+__device__ __forceinline__ uint32_t MaskByte(const DropoutProblem& p, const philox::Block& random, bool tied,
+                                             philox::Threshold threshold, uint64_t block) {
+  if (threshold.high == 0x10000) return 0xff;
+  uint32_t keep = 0;
+  CompareHalves(random, threshold, [&](int i, bool kept) {
+    if (kept) keep |= 1u << i;
+  });
+  if (tied) {
     const philox::Block low = philox::Random(p.seed[0], p.seed[1], block, philox::kLow);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) keep |= (ties >> i & uint32_t(philox::HalfWord(low, i) < threshold.low)) << i;
+    for (int i = 0; i < 8; ++i)
+      if (philox::HalfWord(random, i) == threshold.high && philox::HalfWord(low, i) < threshold.low) keep |= 1u << i;
   }
   return keep;
 }
@@ -52,15 +76,33 @@ __global__ void __launch_bounds__(kThreads) Generate(DropoutProblem p, philox::T
       }
     }
     const int64_t begin = first + 8 * lane;
-    uint32_t byte = MaskByte(p, threshold, uint64_t(begin) / 8);
+    auto* mask = reinterpret_cast<uint8_t*>(p.mask) + begin / 8;
+    const philox::Block random = philox::Random(p.seed[0], p.seed[1], uint64_t(begin) / 8, philox::kHigh);
+    const bool tied = threshold.low != 0 && Ties(random, threshold) != 0;  // one element in 65536
+    if constexpr (kApply && N == 8) {
+      // A pack whose bits are this lane's own: the comparisons choose between x and 0 right away.
+      if (begin + 8 <= p.n && !tied && 0 < threshold.high && threshold.high < 0x10000) {
+        float v[N];
+        Widen(loaded[0], v);
+        uint32_t keep = 0;
+        CompareHalves(random, threshold, [&](int i, bool kept) {
+          if (kept) keep |= 1u << i;
+          v[i] = kept ? scale * v[i] : 0.f;
+        });
+        StorePack(y + begin, v);
+        *mask = uint8_t(keep);
+        continue;
+      }
+    }
+    uint32_t byte = MaskByte(p, random, tied, threshold, uint64_t(begin) / 8);
     if (begin + 8 > p.n) byte &= begin < p.n ? (1u << (p.n - begin)) - 1 : 0u;
-    if (begin / 8 < mask_bytes) reinterpret_cast<uint8_t*>(p.mask)[begin / 8] = uint8_t(byte);
+    if (begin / 8 < mask_bytes) *mask = uint8_t(byte);
     if constexpr (kApply) {
 #pragma unroll
       for (int j = 0; j < kPacks; ++j) {
         // The lane that made the bits of this pack has them at this place.
         const int place = (j * 32 + lane) * N;
-        const uint32_t bits = __shfl_sync(0xffffffff, byte, place / 8) >> place % 8;
+        const uint32_t bits = N == 8 ? byte : __shfl_sync(0xffffffff, byte, place / 8) >> place % 8;
         const int64_t e = first + place;
         if (e + N <= p.n) {
           float v[N];

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
 #include "cuda/convert.cuh"
 
@@ -28,8 +29,18 @@ __device__ __forceinline__ Pack<T, N> LoadPack(const T* p) {
 
 template <typename T, int N>
 __device__ __forceinline__ void Widen(const Pack<T, N>& pack, float (&x)[N]) {
+  if constexpr (std::is_same<T, __nv_bfloat16>::value && N % 2 == 0) {
+    // Two at a time, each with one instruction: they stay together in a register until then.
+    const auto* words = reinterpret_cast<const uint32_t*>(&pack);
 #pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = ToFloat(pack.element[i]);
+    for (int i = 0; i < N / 2; ++i) {
+      x[2 * i] = __uint_as_float(words[i] << 16);
+      x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = ToFloat(pack.element[i]);
+  }
 }
 
 template <typename T, int N>

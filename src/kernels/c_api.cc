@@ -1,19 +1,16 @@
 #include "kernels/c_api.h"
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "kernels/abi.h"
+#include "kernels/c_api_common.h"
 #include "kernels/common.h"
 #include "kernels/layout_table.h"
 #include "kernels/matmul.h"
@@ -21,68 +18,14 @@
 namespace blocksparse {
 namespace {
 
-// Plain host threads, joined when the pool goes: an owner frees it before the process ends, so that no thread outlives
-// what it waits on.
-class HostThreads : public ThreadPool {
- public:
-  explicit HostThreads(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { Work(i); });
-  }
-  ~HostThreads() override {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      closing_ = true;
-    }
-    wake_.notify_all();
-    for (auto& worker : workers_) worker.join();
-  }
+thread_local std::string last_error, choice_text;
 
-  int threads() const override { return int(workers_.size()) + 1; }
-
-  void ForEach(int64_t tasks, int64_t nanoseconds, const std::function<void(int64_t, int)>& body) override {
-    constexpr int64_t kWorthWaking = 20000;  // waking a thread costs some microseconds
-    if (workers_.empty() || tasks < 2 || tasks * std::max<int64_t>(nanoseconds, 1) < kWorthWaking) {
-      for (int64_t i = 0; i < tasks; ++i) body(i, 0);
-      return;
-    }
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      body_ = &body, tasks_ = tasks, next_ = 0, busy_ = int(workers_.size()), ++round_;
-    }
-    wake_.notify_all();
-    for (int64_t i; (i = next_++) < tasks;) body(i, 0);
-    std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return busy_ == 0; });
-  }
-
- private:
-  void Work(int worker) {
-    int64_t seen = 0;
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      wake_.wait(lock, [&] { return closing_ || round_ != seen; });
-      if (closing_) return;
-      seen = round_;
-      const auto* body = body_;
-      const int64_t tasks = tasks_;
-      lock.unlock();
-      for (int64_t i; (i = next_++) < tasks;) (*body)(i, worker);
-      lock.lock();
-      if (--busy_ == 0) done_.notify_one();
-    }
-  }
-
-  std::vector<std::thread> workers_;
-  std::mutex mutex_;
-  std::condition_variable wake_, done_;
-  bool closing_ = false;
-  const std::function<void(int64_t, int)>* body_ = nullptr;
-  int64_t tasks_ = 0, round_ = 0;
-  std::atomic<int64_t> next_{0};
-  int busy_ = 0;
+struct Plan {
+  MatmulPlan host;
+  void* words = nullptr;  // on the GPU: host.words there
 };
 
-thread_local std::string last_error, choice_text;
+}  // namespace
 
 int Return(const Status& status) {
   if (status.ok()) return 0;
@@ -108,12 +51,6 @@ Status ParseDType(const char* what, int32_t value, DType* dtype) {
   return {};
 }
 
-struct Plan {
-  MatmulPlan host;
-  void* words = nullptr;  // on the GPU: host.words there
-};
-
-}  // namespace
 }  // namespace blocksparse
 
 using namespace blocksparse;

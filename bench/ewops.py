@@ -1,0 +1,142 @@
+"""Elementwise operators timed beside TensorFlow's, through TensorFlow, in one run.
+
+  python3 bench/ewops.py [--device /CPU:0] [--output results.json]
+
+Ours and TensorFlow's run in turn, as traced functions; the ratio is the median over the rounds of TensorFlow's time
+over ours. "fused" rows stand against the composition of TensorFlow ops that a user would write.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import blocksparse as bs
+
+
+def gradient(function, *sources):
+    def run(*operands):
+        with tf.GradientTape() as tape:
+            tape.watch(operands)
+            y = function(*operands)
+        return tape.gradient(y, operands, tf.ones_like(y))
+
+    return run
+
+
+def cases(shape):
+    """`(name, ours, TensorFlow's, operands, floor)`; floor is the ratio to reach."""
+    rng = np.random.default_rng(1)
+    n, k = shape
+    x, y = (tf.constant(np.abs(rng.standard_normal(shape)) + 0.1, tf.float32) for _ in range(2))
+    b, column = tf.constant(rng.standard_normal(k), tf.float32), tf.constant(rng.standard_normal(n), tf.float32)
+    h = tf.cast(x, tf.bfloat16)
+    for name, peer in (
+        ("add", tf.add), ("multiply", tf.multiply), ("divide", tf.divide), ("maximum", tf.maximum),
+    ):  # fmt: skip
+        yield name, getattr(bs, name), peer, (x, y), 1.0
+        yield f"{name} gradient", gradient(getattr(bs, name)), gradient(peer), (x, y), 1.0
+    for name, peer in (
+        ("negative", tf.negative), ("reciprocal", tf.math.reciprocal), ("square", tf.square), ("sqrt", tf.sqrt),
+        ("exp", tf.exp), ("log", tf.math.log), ("sigmoid", tf.sigmoid), ("tanh", tf.tanh), ("relu", tf.nn.relu),
+        ("elu", tf.nn.elu), ("gelu", lambda v: tf.nn.gelu(v, approximate=True)), ("swish", tf.nn.silu),
+    ):  # fmt: skip
+        yield name, getattr(bs, name), peer, (x,), 1.0
+        yield f"{name} gradient", gradient(getattr(bs, name)), gradient(peer), (x,), 1.0
+    yield "exp bfloat16", bs.exp, tf.exp, (h,), 1.0
+    yield "cast to bfloat16", lambda v: bs.float_cast(v, tf.bfloat16), lambda v: tf.cast(v, tf.bfloat16), (x,), 1.0
+    yield "cast to float16", lambda v: bs.float_cast(v, tf.float16), lambda v: tf.cast(v, tf.float16), (x,), 1.0
+    yield "cast from bfloat16", lambda v: bs.float_cast(v, tf.float32), lambda v: tf.cast(v, tf.float32), (h,), 1.0
+    xs = (x, y, x, y, x, y, x, y)
+    yield "add_n of 8", lambda *v: bs.add_n(v), lambda *v: tf.add_n(v), xs, 1.0
+    yield "reduce_max last axis", lambda v: bs.reduce_max(v, 1), lambda v: tf.reduce_max(v, 1), (x,), 1.0
+    yield "reduce_max first axis", lambda v: bs.reduce_max(v, 0), lambda v: tf.reduce_max(v, 0), (x,), 1.0
+
+    def relu(v, b):
+        return tf.nn.relu(tf.nn.bias_add(v, b))
+
+    def fast_gelu(v, b):
+        v = tf.nn.bias_add(v, b)
+        return v * tf.sigmoid(1.702 * v)
+
+    def first_axis(v, b):
+        return tf.nn.relu(v + b[:, None])
+
+    for name, ours, peer, operands in (
+        ("bias relu", lambda v, b: bs.bias_relu(v, b, relu=True), relu, (x, b)),
+        ("bias fast_gelu", lambda v, b: bs.bias_relu(v, b, fast_gelu=True), fast_gelu, (x, b)),
+        ("bias relu axis 0", lambda v, b: bs.bias_relu(v, b, axis=0, relu=True), first_axis, (x, column)),
+    ):
+        yield f"fused {name}", ours, peer, operands, 1.5
+        yield f"fused {name} gradient", gradient(ours), gradient(peer), operands, 1.5
+    yield "bias", bs.bias_relu, tf.nn.bias_add, (x, b), 1.0
+    yield "gain gradient", gradient(bs.multiply), gradient(tf.multiply), (x, b), 1.0
+
+    def drop(v):
+        return bs.dropout(v, 0.7)[0]
+
+    def tf_drop(v):
+        return tf.nn.dropout(v, 0.3)
+
+    yield "fused dropout", drop, tf_drop, (x,), 1.5
+    yield "fused dropout gradient", gradient(drop), gradient(tf_drop), (x,), 1.5
+
+
+def once(function, operands, calls):
+    start = time.perf_counter()
+    for _ in range(calls):
+        out = function(*operands)
+    tf.nest.flatten(out)[0].numpy()
+    return (time.perf_counter() - start) / calls
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="/CPU:0")
+    parser.add_argument("--shape", type=int, nargs=2, action="append", help="rows and columns; may be repeated")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--output", help="a JSON file")
+    arguments = parser.parse_args()
+    results = []
+    for shape in arguments.shape or [(2048, 4096), (64, 1000)]:
+        with tf.device(arguments.device):
+            for name, ours, peer, operands, floor in cases(shape):
+                if arguments.only not in name:
+                    continue
+                ours, peer = tf.function(ours), tf.function(peer)
+                calls = max(1, int(2e5 / (shape[0] * shape[1])))
+                for function in (ours, peer):
+                    once(function, operands, 1)
+                pairs = [(once(ours, operands, calls), once(peer, operands, calls)) for _ in range(arguments.rounds)]
+                ratio = float(np.median([theirs / mine for mine, theirs in pairs]))
+                row = {
+                    "op": name,
+                    "shape": list(shape),
+                    "ms": 1e3 * min(p[0] for p in pairs),
+                    "ratio": ratio,
+                    "floor": floor,
+                }
+                row["tf_ms"] = 1e3 * min(p[1] for p in pairs)
+                results.append(row)
+                mark = "" if ratio >= floor else "  below"
+                print(
+                    f"{name:34s} {shape!s:13s} {row['ms']:8.3f} ms  TF / ours {ratio:5.2f} (floor {floor}){mark}",
+                    flush=True,
+                )
+    if arguments.output:
+        machine = {
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "tensorflow": tf.__version__,
+        }
+        with open(arguments.output, "w") as file:
+            json.dump({"machine": machine, "device": arguments.device, "results": results}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
