@@ -12,9 +12,9 @@ def table(document):
     """Speed-up over dense, one line for each product, batch, axis and block, one column for each density."""
     rows = document["rows"]
     densities = sorted({row["density"] for row in rows}, reverse=True)
-    lines = [
-        f"{document['cpu']}, {document['threads']} threads, TensorFlow {document['tensorflow']}, {document['date']}"
-    ]
+    lines = [f"{_machine(document)}, TensorFlow {document['tensorflow']}, {document['date']}, {document['commit']}"]
+    if document["clock"] == "cpu":
+        lines += ["", "Judged by CPU time, as others used the machine."]
     lines += ["", "Times as fast as dense `tf.matmul`; in brackets with nothing in the caches. * : a busy machine.", ""]
     head = ["product", "dtype", "layout", "size", "N", "axis", "block", *(f"{100 * d:.3g} %" for d in densities)]
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]

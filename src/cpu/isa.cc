@@ -1,5 +1,6 @@
 #include "cpu/isa.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -89,6 +90,16 @@ int64_t LastCacheBytes() {
     return int64_t(16) << 20;
   }();
   return bytes;
+}
+
+void ExpectWrites([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kHuge = uintptr_t(2) << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kHuge - 1) & ~(kHuge - 1);
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + uintptr_t(bytes)) & ~(kHuge - 1);
+  // Advice alone: where the system cannot follow it, nothing changes.
+  if (bytes >= (int64_t(32) << 20) && end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 KeepSubnormals::KeepSubnormals() {

@@ -379,6 +379,10 @@ Status RunMatmul(const MatmulProblem& p, const MatmulChoice& choice, const Matmu
                  ThreadPool* pool) {
   const MatmulKernels* kernels = nullptr;
   BLOCKSPARSE_RETURN_IF_ERROR(KernelsFor(p, &kernels));
+  const int64_t outputs = p.product == Product::kWeightGrad ? int64_t(p.blocks) * p.bsize * p.bsize
+                          : p.product == Product::kForward  ? p.n[0] * p.K()
+                                                            : p.n[0] * p.C();
+  ExpectWrites(p.out, outputs * SizeOf(p.out_dtype));
   if (p.product == Product::kWeightGrad)
     GradRun(p, plan, *kernels).Run(static_cast<float*>(workspace), pool);
   else if (p.n[0] > 0)
