@@ -213,3 +213,15 @@ def test_simple(monkeypatch, capsys, mode):
     monkeypatch.setattr(simple, "to_dense", lambda bsmm, w: np.ones((bsmm.C, bsmm.K), np.float32))
     with pytest.raises(SystemExit, match="differs from the dense one"):
         simple.main(mode)
+
+
+def test_demo_reports_what_came_out(monkeypatch, tmp_path, text_file, capsys):
+    dense = dataclasses.replace(TINY, data=text_file, layout="dense", width=16, epochs=0.2, evaluations=1)
+    monkeypatch.setattr(demo, "DENSE", dense)
+    monkeypatch.setattr(demo, "SPARSE", dataclasses.replace(dense, layout="watts_strogatz", width=32))
+    monkeypatch.setattr(demo, "OUT", tmp_path / "out")
+    with pytest.raises(SystemExit, match="dense and block-sparse did no better than order-1 n-grams"):
+        demo.main()  # three updates are far too few
+    printed = capsys.readouterr().out
+    assert "order-2 n-grams" in printed and "sha256" in printed and "goes on from" in printed
+    assert (tmp_path / "out" / "demo.png").stat().st_size > 0

@@ -1,7 +1,7 @@
 """Trains a byte-level language model with dense or block-sparse weights, on the CPU or a GPU.
 
-    python examples/lstm/train.py --layout watts_strogatz --width 1152 --density 0.1
-    python examples/lstm/train.py --resume
+    PYTHONPATH=. python examples/lstm/train.py --layout watts_strogatz --width 1152 --density 0.1
+    PYTHONPATH=. python examples/lstm/train.py --resume
 
 Prints validation bits per byte and a sample of text; writes checkpoints and the learning curve below --out. A resumed
 run gives the same bits as one that was never interrupted.
