@@ -1,5 +1,6 @@
 """Block-sparse linear algebra for TensorFlow, on GPUs and CPUs."""
 
+from blocksparse.embed import embedding_lookup
 from blocksparse.ewops import (
     add,
     add_n,
@@ -36,7 +37,15 @@ from blocksparse.ewops import (
     swish,
     tanh,
 )
-from blocksparse.lstm import concat4, fused_lstm_gates, sparse_relu, split4
+from blocksparse.lstm import (
+    FusedBasicLSTMCell,
+    concat4,
+    fused_lstm_gates,
+    group_lstm_grads,
+    grouped_lstm,
+    sparse_relu,
+    split4,
+)
 from blocksparse.matmul import (
     BlocksparseMatMul,
     SparseProj,
@@ -59,6 +68,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BlocksparseMatMul",
+    "FusedBasicLSTMCell",
     "SparseProj",
     "_op_module",
     "add",
@@ -74,6 +84,7 @@ __all__ = [
     "divide",
     "dropout",
     "elu",
+    "embedding_lookup",
     "entropy_size",
     "exp",
     "fancy_gather",
@@ -85,7 +96,9 @@ __all__ = [
     "gelu",
     "get_bsmm_dx_ops",
     "get_entropy",
+    "group_lstm_grads",
     "group_param_grads",
+    "grouped_lstm",
     "log",
     "maximum",
     "minimum",

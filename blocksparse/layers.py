@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from blocksparse import topology as topologies
+from blocksparse.lstm import fused_lstm_gates
 from blocksparse.matmul import BlocksparseMatMul
 
-__all__ = ["BlocksparseDense"]
+__all__ = ["BlocksparseDense", "FusedLSTMCell"]
 
 
 @keras.saving.register_keras_serializable(package="blocksparse")
@@ -182,3 +183,97 @@ def _decode(layout):
     shape = layout["shape"]
     bits = np.frombuffer(base64.b64decode(layout["bits"]), np.uint8)
     return np.unpackbits(bits, count=shape[0] * shape[1]).reshape(shape).astype(bool)
+
+
+@keras.saving.register_keras_serializable(package="blocksparse")
+class FusedLSTMCell(keras.layers.Layer):
+    """An LSTM cell with fused gates, for `keras.layers.RNN`.
+
+    Inputs `[batch, features]`, states h and c `[batch, units]`; gives `(h, [h, c])`. Weights are those of
+    `keras.layers.LSTMCell`, kernel `[features, 4 units]`, recurrent kernel `[units, 4 units]` and bias `[4 units]`, but
+    for the order of gates: i, u (Keras: c), f, o. Under mixed precision the bias stays float32. There are no XLA
+    kernels: `jit_compile` is off for models with this layer.
+
+    Args:
+      units: number of units.
+      forget_bias: number, added to the forget gate's argument. (Keras puts it into the bias's initial value.)
+      use_bias, kernel_initializer, recurrent_initializer, bias_initializer, kernel_regularizer, recurrent_regularizer,
+        bias_regularizer: as for `keras.layers.LSTMCell`.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        forget_bias: float = 1.0,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        recurrent_initializer: Any = "orthogonal",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        recurrent_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if units < 1:
+            raise ValueError(f"units must be at least 1, got {units}")
+        self.supports_jit = False
+        self.units, self.forget_bias, self.use_bias = units, forget_bias, use_bias
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.recurrent_initializer = keras.initializers.get(recurrent_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.recurrent_regularizer = keras.regularizers.get(recurrent_regularizer)
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.state_size, self.output_size = [units, units], units
+        self.kernel = self.recurrent_kernel = self.bias = None
+
+    def build(self, input_shape):
+        width = 4 * self.units
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(input_shape[-1], width),
+            initializer=self.kernel_initializer,
+            regularizer=self.kernel_regularizer,
+        )
+        self.recurrent_kernel = self.add_weight(
+            name="recurrent_kernel",
+            shape=(self.units, width),
+            initializer=self.recurrent_initializer,
+            regularizer=self.recurrent_regularizer,
+        )
+        if self.use_bias:
+            self.bias = self.add_weight(
+                name="bias",
+                shape=(width,),
+                initializer=self.bias_initializer,
+                regularizer=self.bias_regularizer,
+                dtype="float32",
+                autocast=False,
+            )
+        self.built = True
+
+    def call(self, inputs, states, training=False):
+        h, c = states
+        gates = tf.matmul(inputs, self.kernel) + tf.matmul(h, self.recurrent_kernel)
+        bias = None if self.bias is None else tf.convert_to_tensor(self.bias)
+        c, h = fused_lstm_gates(c, gates, bias=bias, forget_bias=self.forget_bias)
+        return h, [h, c]
+
+    def get_initial_state(self, batch_size=None):
+        return [tf.zeros((batch_size, self.units), self.compute_dtype) for _ in range(2)]
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(
+            units=self.units,
+            forget_bias=self.forget_bias,
+            use_bias=self.use_bias,
+            kernel_initializer=keras.initializers.serialize(self.kernel_initializer),
+            recurrent_initializer=keras.initializers.serialize(self.recurrent_initializer),
+            bias_initializer=keras.initializers.serialize(self.bias_initializer),
+            kernel_regularizer=keras.regularizers.serialize(self.kernel_regularizer),
+            recurrent_regularizer=keras.regularizers.serialize(self.recurrent_regularizer),
+            bias_regularizer=keras.regularizers.serialize(self.bias_regularizer),
+        )
+        return config

@@ -320,3 +320,247 @@ def test_errors(device, name):
     call, message = BAD[name]
     with pytest.raises((ValueError, NotImplementedError, tf.errors.InvalidArgumentError), match=message):
         call()
+
+
+# ----------------------------------------------------------------------------------------------------------- cells
+
+
+def cell_reference(xs, kernel, bias, c, h, forget_bias=1.0):
+    """`[batch, time, features]` through a cell, in float64: all h, the last c and h."""
+    outputs = []
+    for t in range(xs.shape[1]):
+        gates = np.concatenate([xs[:, t], h], 1) @ kernel + bias
+        c, h = ref.lstm_gates(c, *np.split(gates, 4, 1), forget_bias)
+        outputs.append(h)
+    return np.stack(outputs, 1), c, h
+
+
+def derived_cell():
+    """The fused cell over TensorFlow's own, as it is where TensorFlow runs on Keras 2."""
+    module = pytest.importorskip("tensorflow.python.keras.layers.legacy_rnn.rnn_cell_impl")
+    return type("FusedBasicLSTMCell", (lstm._FusedGates, module.BasicLSTMCell), {})
+
+
+@pytest.fixture(params=["alone", "derived"])
+def cell_class(request):
+    return bs.FusedBasicLSTMCell if request.param == "alone" else derived_cell()
+
+
+@pytest.mark.parametrize("state_is_tuple", [True, False])
+def test_cell_in_dynamic_rnn(cell_class, state_is_tuple, rng):
+    xs = random_values(rng, (3, 5, 4), np.float32)
+    with tf.Graph().as_default():
+        cell = cell_class(6, forget_bias=0.5, state_is_tuple=state_is_tuple)
+        assert cell.output_size == 6 and tf.nest.flatten(cell.state_size) == ([6, 6] if state_is_tuple else [12])
+        inputs = tf.compat.v1.placeholder(tf.float32, [None, 5, 4])
+        state = cell.zero_state(3, tf.float32)
+        outputs, final = tf.compat.v1.nn.dynamic_rnn(cell, inputs, initial_state=state)
+        variables = tf.compat.v1.trainable_variables()
+        assert [v.name.split("/")[-1] for v in variables] == ["kernel:0", "bias:0"]
+        assert [v.shape.as_list() for v in variables] == [[10, 24], [24]]
+        grads = tf.gradients(outputs, [inputs, *variables])
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(variables[1].assign(random_values(rng, 24, np.float32)))
+            kernel, bias = session.run(variables)
+            y, final, grads = session.run([outputs, final, grads], {inputs: xs})
+    expected, c, h = cell_reference(xs, kernel, bias, np.zeros((3, 6)), np.zeros((3, 6)), 0.5)
+    np.testing.assert_allclose(y, expected, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(final, 1) if state_is_tuple else final, np.hstack([c, h]), atol=1e-6)
+    step = random_values(rng, kernel.shape, np.float32) * 1e-3
+    moved = [cell_reference(xs, kernel + s * step, bias, np.zeros((3, 6)), np.zeros((3, 6)), 0.5)[0] for s in (1, -1)]
+    np.testing.assert_allclose((grads[1] * step).sum(), (moved[0] - moved[1]).sum() / 2, rtol=1e-3, atol=1e-6)
+
+
+def test_cells_name_and_share_variables(cell_class):
+    with tf.Graph().as_default():
+        x, y = tf.ones([2, 3]), tf.ones([2, 3])
+        for name, reuse in (("a", None), ("a", True), (None, None), (None, None)):
+            cell = cell_class(4, name=name, reuse=reuse)
+            h, state = cell(x, cell.get_initial_state(inputs=y))
+            assert h.shape == [2, 4] and state.c.shape == [2, 4]
+        assert len(tf.compat.v1.global_variables()) == 6
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            assert np.isfinite(session.run(h)).all()
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_cell_of_16_bits(dtype):
+    cell = bs.FusedBasicLSTMCell(8)
+    h, state = cell(tf.ones([2, 3], dtype), cell.zero_state(2, dtype))
+    assert h.dtype == state.c.dtype == dtype and [v.dtype for v in cell.variables] == [tf.float32, dtype]
+
+
+def test_cell_eagerly_and_in_a_function(rng):
+    cell = bs.FusedBasicLSTMCell(6)
+    xs = random_values(rng, (3, 5, 4), np.float32)
+
+    @tf.function
+    def run(xs):
+        state, outputs = cell.get_initial_state(batch_size=3, dtype=tf.float32), []
+        for x in tf.unstack(xs, axis=1):
+            h, state = cell(x, state)
+            outputs.append(h)
+        return tf.stack(outputs, 1)
+
+    traced = run(xs)
+    assert len(cell.trainable_variables) == 2
+    np.testing.assert_allclose(run.python_function(tf.constant(xs)), traced, atol=1e-6)
+    kernel = next(v for v in cell.variables if v.shape.rank == 2)
+    expected = cell_reference(xs, kernel.numpy(), np.zeros(24), np.zeros((3, 6)), np.zeros((3, 6)))[0]
+    np.testing.assert_allclose(traced, expected, atol=1e-6)
+
+
+def test_errors_of_cells():
+    with pytest.raises(ValueError, match="activation must be tanh"):
+        bs.FusedBasicLSTMCell(4, activation=tf.nn.relu)
+    with pytest.raises(ValueError, match=r"\[batch, features\]"):
+        bs.FusedBasicLSTMCell(4)(tf.ones([1, 2, 3]), None)
+    with pytest.raises(ValueError, match="batch_size"):
+        bs.FusedBasicLSTMCell(4).get_initial_state()
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_keras_cell(unroll, tmp_path, rng):
+    import keras
+
+    from blocksparse.layers import FusedLSTMCell
+
+    xs, y = random_values(rng, (8, 5, 4), np.float32), random_values(rng, (8, 5, 6), np.float32)
+    cell = FusedLSTMCell(6, forget_bias=0.5, bias_initializer="random_normal")
+    model = keras.Sequential([keras.layers.RNN(cell, return_sequences=True, unroll=unroll, input_shape=(5, 4))])
+    kernel, recurrent, bias = (w.numpy() for w in cell.weights)
+    zero = np.zeros((8, 6))
+    expected = cell_reference(xs, np.concatenate([kernel, recurrent]), bias, zero, zero, 0.5)[0]
+    np.testing.assert_allclose(model(xs), expected, atol=1e-6)
+    model.compile("adam", "mse")
+    before = model.evaluate(xs, y, verbose=0)
+    model.fit(xs, y, epochs=30, verbose=0)
+    assert model.evaluate(xs, y, verbose=0) < before
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(xs), model(xs), atol=1e-6)
+
+
+def test_keras_cell_is_keras_own_but_for_the_order_of_gates(rng):
+    import keras
+
+    from blocksparse.layers import FusedLSTMCell
+
+    xs = random_values(rng, (3, 7, 4), np.float32)
+    ours, theirs = keras.layers.RNN(FusedLSTMCell(5, forget_bias=0.0)), keras.layers.LSTM(5)
+    ours(xs), theirs(xs)
+    for mine, other in zip(ours.cell.weights, theirs.cell.weights):
+        i, f, c, o = np.split(other.numpy(), 4, -1)
+        mine.assign(np.concatenate([i, c, f, o], -1))
+    np.testing.assert_allclose(ours(xs), theirs(xs), atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_keras_cell_of_mixed_precision(policy, rng):
+    import keras
+
+    from blocksparse.layers import FusedLSTMCell
+
+    xs = random_values(rng, (3, 7, 4), np.float32)
+    layer = keras.layers.RNN(FusedLSTMCell(5, dtype=policy), dtype=policy)
+    y = layer(xs)
+    assert y.dtype == policy[6:] and all(w.dtype == "float32" for w in layer.weights)
+    assert np.isfinite(wide(y)).all()
+
+
+# ------------------------------------------------------------------------------------ recurrence, grouped gradients
+
+
+def grouped_reference(xs, kernel, bias, gain, c, h):
+    outputs = []
+    for t in range(xs.shape[1]):
+        gates = np.concatenate([xs[:, t], h], 1) @ kernel
+        if gain is None:
+            gates = gates + bias
+        else:
+            parts = np.stack(np.split(gates, 4, 1))
+            parts = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + 1e-6)
+            gates = np.concatenate(list(parts), 1) * gain + bias
+        c, h = ref.lstm_gates(c, *np.split(gates, 4, 1))
+        outputs.append(h)
+    return np.stack(outputs, 1), c, h
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float16)])
+@pytest.mark.parametrize("group_size", [None, 1, 2])
+@pytest.mark.parametrize("layernorm", [False, True])
+def test_grouped_lstm_in_a_v1_graph(layernorm, group_size, dtype, rng):
+    xs, state = random_values(rng, (2, 5, 3), dtype), random_values(rng, (2, 2, 4), dtype)
+    with tf.Graph().as_default():
+        inputs, c, h = tf.constant(xs), *tf.unstack(tf.constant(state))
+        first, last = bs.grouped_lstm(inputs, 4, 5, (c, h), scope="lstm", layernorm=layernorm)
+        again, _ = bs.grouped_lstm(
+            first[:, :, :3], 4, 5, last, scope="lstm", reuse=True, lstm_id=1, layernorm=layernorm
+        )
+        params = tf.compat.v1.trainable_variables()
+        assert [p.name for p in params] == [f"lstm/{n}:0" for n in ("kernel", "bias", "gain")[: 2 + layernorm]]
+        loss = tf.reduce_sum(tf.cast(first, tf.float32) ** 2) + tf.reduce_sum(tf.cast(again, tf.float32))
+        plain, grads = tf.gradients(loss, params), tf.gradients(loss, params)
+        same = bs.group_lstm_grads(grads, params, scope="lstm", group_size=group_size)
+        assert same is grads and grads[0] is not plain[0] and grads[0].dtype == tf.float32
+        products, ahead, seen = set(), [grads[0].op], set()
+        while ahead:
+            op = ahead.pop()
+            if "group_lstm_grads" in op.name and op.name not in seen:
+                seen.add(op.name)
+                products |= {op.name} if op.type == "MatMul" else set()
+                ahead += [x.op for x in op.inputs]
+        assert len(products) == 2 * -(-5 // (group_size or 5))
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(params[1].assign(random_values(rng, 16, np.float32)))
+            values, y, final, expected, grouped = session.run([params, first, last, plain, grads])
+    kernel, bias, *gain = map(wide, values)
+    kernel = kernel.astype(dtype).astype(np.float64)
+    y_ref, c_ref, h_ref = grouped_reference(wide(xs), kernel, bias, *(gain or [None]), *wide(state))
+    tolerance = 1e-5 if dtype == np.float32 else 1e-2
+    for actual, value in zip((y, *final), (y_ref, c_ref, h_ref)):
+        np.testing.assert_allclose(wide(actual), value, atol=tolerance)
+    for a, b in zip(grouped, expected):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
+
+
+@pytest.mark.parametrize("timesteps", [1, 3])
+def test_grouped_lstm_in_a_function(timesteps, rng):
+    xs, state = random_values(rng, (2, timesteps, 3), np.float32), tf.zeros([2, 4])
+    variables = [tf.Variable(random_values(rng, shape, np.float32)) for shape in ((7, 16), 16)]
+    variables[0] = tf.Variable(variables[0], name="grouped_lstm/kernel")
+
+    @tf.function
+    def run(xs, grouped):
+        with tf.GradientTape() as tape:
+            y, _ = bs.grouped_lstm(xs, 4, timesteps, (state, state), layernorm=False, variables=variables)
+            loss = tf.reduce_sum(y**2)
+        grads = tape.gradient(loss, variables)
+        return y, *(bs.group_lstm_grads(grads, variables) if grouped else grads)
+
+    for a, b in zip(run(xs, True), run(xs, False)):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    eager = bs.grouped_lstm(xs, 4, timesteps, (state, state), layernorm=False, variables=variables)[0]
+    np.testing.assert_allclose(eager, run(xs, False)[0], atol=1e-6)
+
+
+def test_errors_of_grouped_lstm(rng):
+    xs, state = tf.ones([2, 3, 4]), (tf.zeros([2, 5]), tf.zeros([2, 5]))
+    kernel = tf.Variable(tf.ones([9, 20]), name="grouped_lstm/kernel")
+    for call, message in (
+        (lambda: bs.grouped_lstm(xs, 5, 3, state), "variables in tf.compat.v1 graphs"),
+        (lambda: bs.grouped_lstm(xs, 5, 4, state), "timesteps is 4"),
+        (lambda: bs.grouped_lstm(xs, 5, 3, state, variables=[kernel]), "variables must be"),
+        (lambda: bs.grouped_lstm(tf.cast(xs, tf.int32), 5, 3, state), "inputs has dtype int32"),
+        (lambda: bs.group_lstm_grads([kernel], [kernel]), "needs a tensor of a graph"),
+        (lambda: bs.group_lstm_grads([tf.ones(3)], [kernel]), "needs a tensor of a graph"),
+        (lambda: bs.group_lstm_grads([tf.ones(3)], [kernel], group_size=0), "group_size must be at least 1"),
+        (lambda: tf.function(lambda: bs.group_lstm_grads([kernel * 2.0], [kernel]))(), "no weight gradient"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(AssertionError, match="none of the parameters"):
+        bs.group_lstm_grads([kernel], [tf.Variable(1.0)])
