@@ -257,8 +257,6 @@ def grouped_lstm(
     Returns:
       `(output [batch, timesteps, width], [c, h])`.
     """
-    from blocksparse.norms import layer_norm
-
     inputs = tf.convert_to_tensor(inputs)
     if inputs.dtype not in _DTYPES:
         raise ValueError(f"inputs has dtype {inputs.dtype.name}, allowed are float32, float16 and bfloat16")
@@ -286,6 +284,8 @@ def grouped_lstm(
         xs = [tf.reshape(inputs, [-1, features])]
         if timesteps > 1:
             xs = tf.unstack(inputs, timesteps, axis=1)
+        if layernorm:
+            from blocksparse.norms import layer_norm
         c, h = initial_state
         outputs = []
         for step, x in enumerate(xs):

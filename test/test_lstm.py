@@ -492,6 +492,8 @@ def grouped_reference(xs, kernel, bias, gain, c, h):
 @pytest.mark.parametrize("group_size", [None, 1, 2])
 @pytest.mark.parametrize("layernorm", [False, True])
 def test_grouped_lstm_in_a_v1_graph(layernorm, group_size, dtype, rng):
+    if layernorm:
+        pytest.importorskip("blocksparse.norms")
     xs, state = random_values(rng, (2, 5, 3), dtype), random_values(rng, (2, 2, 4), dtype)
     with tf.Graph().as_default():
         inputs, c, h = tf.constant(xs), *tf.unstack(tf.constant(state))
