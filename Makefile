@@ -116,9 +116,11 @@ KERNEL_OBJECTS := $(filter-out $(BUILD)/src/ops/%,$(OBJECTS))
 KERNELS := $(BUILD)/libblocksparse_kernels.so
 
 # Vector instructions live in files without TensorFlow headers, one file per instruction set.
+ifeq ($(shell uname -m),x86_64)
 %_avx2.cc.o: ISA := -mavx2 -mfma -mf16c
 %_avx512.cc.o: ISA := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
 %_amx.cc.o: ISA := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16
+endif
 
 %.cu.o: CHIPS := $(GENCODE)
 # The portable kernels use nothing that only one chip has: one pass to PTX serves all.

@@ -34,22 +34,16 @@ bool HasAvx512() {
 #endif
 }
 
-std::pair<Isa, Status> Find() {
+std::string Wish() {
   const char* wish = std::getenv("BLOCKSPARSE_CPU_ISA");
-  const std::string name = wish ? wish : "";
-  if (name.empty()) return {HasAvx512() ? Isa::kAvx512 : HasAvx2() ? Isa::kAvx2 : Isa::kBase, {}};
-  if (name == "base") return {Isa::kBase, {}};
-  if (name == "avx2" && HasAvx2()) return {Isa::kAvx2, {}};
-  if (name == "avx512" && HasAvx512()) return {Isa::kAvx512, {}};
-  return {Isa::kBase, Status::Invalid("BLOCKSPARSE_CPU_ISA is '" + name + "'; this CPU allows base" +
-                                      (HasAvx2() ? ", avx2" : "") + (HasAvx512() ? ", avx512" : ""))};
+  return wish ? wish : "";
 }
 
 bool FindAmx() {
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
   unsigned eax, ebx, ecx, edx;
   constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;
-  if (!HasAvx512() || std::getenv("BLOCKSPARSE_CPU_ISA") || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) ||
+  if (!HasAvx512() || Wish() != "amx" || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) ||
       (edx & (kBFloat16 | kTile)) != (kBFloat16 | kTile))
     return false;
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -57,6 +51,16 @@ bool FindAmx() {
 #else
   return false;
 #endif
+}
+
+std::pair<Isa, Status> Find() {
+  const std::string name = Wish();
+  if (name.empty()) return {HasAvx512() ? Isa::kAvx512 : HasAvx2() ? Isa::kAvx2 : Isa::kBase, {}};
+  if (name == "base") return {Isa::kBase, {}};
+  if (name == "avx2" && HasAvx2()) return {Isa::kAvx2, {}};
+  if ((name == "avx512" && HasAvx512()) || (name == "amx" && HasAmx())) return {Isa::kAvx512, {}};
+  return {Isa::kBase, Status::Invalid("BLOCKSPARSE_CPU_ISA is '" + name + "'; this CPU allows base" +
+                                      (HasAvx2() ? ", avx2" : "") + (HasAvx512() ? ", avx512" : ""))};
 }
 
 }  // namespace
