@@ -1,7 +1,9 @@
 """A block-sparse product, checked against the dense one and timed beside it.
 
-python examples/simple.py          eagerly
-python examples/simple.py --v1     in a graph with a session, TensorFlow 1 style
+    PYTHONPATH=. python examples/simple.py          eagerly
+    PYTHONPATH=. python examples/simple.py --v1     in a graph with a session, TensorFlow 1 style
+
+Prints relative errors, which it checks, and the speed-up.
 """
 
 import sys
