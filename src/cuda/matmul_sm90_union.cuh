@@ -8,8 +8,8 @@
 // One warp produces: it takes the next tile, and for each stage reserves shared memory in a ring, writes a header and
 // starts the copies. Activations and weights share the ring, each taking what it needs, so its depth follows the layout.
 // The finished tile goes out through the same ring: the producer hands the consumers empty slots as if they were stages,
-// they fill them and start the stores, and the slots return once the copy engine has read them. So the next tile's
-// loads and products run while the last one is being stored.
+// they fill them, and another warp starts the stores and returns the slots once the copy engine has read them. So the
+// next tile's loads and products run while the last one is being stored.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,8 @@ struct UnionKernel {
   static constexpr int kChunkBytes = kRows * 64 * 2;
   static constexpr int kThreads = 384;
   static constexpr int kSlots = 16;
-  static constexpr int kHeaders = kSlots * 32;  // full and empty barrier, header
+  static constexpr int kSlotBytes = 64;  // full, empty and filled barrier, header
+  static constexpr int kHeaders = kSlots * kSlotBytes;
   static constexpr int kRing = (232448 - 1024 - kHeaders) / 1024 * 1024;
   static constexpr int kSharedBytes = kRing + 1024 + kHeaders;
 
@@ -76,7 +77,7 @@ struct UnionKernel {
 
     auto release = [&] {
       const uint32_t slot = released % kSlots;
-      BarrierWait(bars + slot * 32 + 8, released / kSlots & 1);
+      BarrierWait(bars + slot * kSlotBytes + 8, released / kSlots & 1);
       ++released;
       tail = __shfl_sync(~0u, begin, released % kSlots);
     };
@@ -141,14 +142,16 @@ struct UnionKernel {
             const int weights = flags >> 16 & 31, boxes = flags >> 24 & 3, units = kUnits == 1 || boxes == 0 ? 1 : 2;
             open();
             const uint32_t x = reserve(units * kUnitBytes), w = reserve(weights * kWeightBytes);
-            const uint32_t full = bars + issued % kSlots * 32;
+            const uint32_t full = bars + issued % kSlots * kSlotBytes;
             if (lane == 0) {
-              StoreShared4(full + 16, make_uint4(flags & 0x0fffffffu, x >> 4, DescriptorLow(w, kUnit * 128), 0));
+              StoreShared4(full + 32, make_uint4(flags & 0x0fffffffu, x >> 4, DescriptorLow(w, kUnit * 128), 0));
               BarrierArriveExpect(full, units * kUnitBytes + weights * kWeightBytes);
             }
             __syncwarp();
             if constexpr (kAxis0) {
-              if (lane >= 1 && lane <= units)
+              if (p.chunked) {
+                if (lane >= 1 && lane <= units) TmaLoad3(x + (lane - 1) * kUnitBytes, &p.x, 0, word, row / 64, full);
+              } else if (lane >= 1 && lane <= units)
 #pragma unroll
                 for (int c = 0; c < kRows / 64; ++c)
                   TmaLoad(x + (lane - 1) * kUnitBytes + c * kUnit * 128, &p.x, row + c * 64, word, full);
@@ -177,9 +180,9 @@ struct UnionKernel {
       for (int c = 0; c < kChunks; ++c) {
         const int feature = __shfl_sync(~0u, info, 2 + c);
         open();
-        const uint32_t at = reserve(kChunkBytes), full = bars + issued % kSlots * 32;
+        const uint32_t at = reserve(kChunkBytes), full = bars + issued % kSlots * kSlotBytes;
         if (lane == 0) {
-          StoreShared4(full + 16, make_uint4(kStore, at, row, feature));
+          StoreShared4(full + 32, make_uint4(kStore, at, row, feature));
           BarrierArrive(full);
         }
         __syncwarp();
@@ -189,19 +192,18 @@ struct UnionKernel {
     }
     open();
     if (lane == 0) {
-      const uint32_t full = bars + issued % kSlots * 32;
-      StoreShared4(full + 16, make_uint4(kEnd, 0, 0, 0));
+      const uint32_t full = bars + issued % kSlots * kSlotBytes;
+      StoreShared4(full + 32, make_uint4(kEnd, 0, 0, 0));
       BarrierArrive(full);
     }
   }
 
-  // One 64-feature piece of the tile's output into shared memory and on its way.
-  static __device__ __forceinline__ void Store(const UnionParams& p, const float (&sum)[2][kColumns][kB / 2], int chunk,
-                                               const uint4& header) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3, group = threadIdx.x >> 7;
+  // One 64-feature piece of the tile's output into shared memory.
+  static __device__ __forceinline__ void Fill(const float (&sum)[2][kColumns][kB / 2], int chunk, uint32_t at) {
+    const uint32_t thread = ThreadAnew(), lane = thread & 31, warp = thread >> 5 & 3, group = thread >> 7;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t base = header.y + (group * 2 + i) * 8192;
+      const uint32_t base = at + (group * 2 + i) * 8192;
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
         uint32_t r[4];
@@ -223,25 +225,49 @@ struct UnionKernel {
       }
     }
     FenceProxyAsync();
-    NamedBarrier(1 + group, 128);
-    if ((threadIdx.x & 127) == 0) {
-      if (int(header.w) >= 0) {
-        const int row = header.z + group * 128;
-        if constexpr (kAxis0) {
-          TmaStore(&p.y, row, header.w, header.y + group * 16384);
-          TmaStore(&p.y, row + 64, header.w, header.y + group * 16384 + 8192);
-        } else {
-          TmaStore(&p.y, header.w, row, header.y + group * 16384);
+  }
+
+  // Walks all stages, since slots return in order; acts on those that hold output.
+  static __device__ __forceinline__ void Store(const UnionParams& p, uint32_t bars) {
+    const int lane = threadIdx.x & 31;
+    uint32_t slot = 0, parity = 0;
+    uint32_t filled = 0;  // bit s: parity of the filled barrier of slot s, which only stages that hold output complete
+    for (;;) {
+      const uint32_t full = bars + slot * kSlotBytes;
+      BarrierWait(full, parity);
+      const uint4 header = LoadShared4(full + 32);
+      if (header.x == kEnd) break;
+      if (header.x == kStore) {
+        BarrierWait(full + 16, filled >> slot & 1);
+        filled ^= 1u << slot;
+        if (lane == 0) {
+          if (int(header.w) >= 0) {
+            if constexpr (kAxis0) {
+              if (p.chunked)
+                TmaStore3(&p.y, 0, header.w, header.z / 64, header.y);
+              else
+#pragma unroll
+                for (int c = 0; c < kRows / 64; ++c) TmaStore(&p.y, header.z + c * 64, header.w, header.y + c * 8192);
+            } else {
+              TmaStore(&p.y, header.w, header.z, header.y);
+            }
+          }
+          TmaStoreCommit();
+          TmaStoreWaitRead<0>();
         }
+        __syncwarp();
       }
-      TmaStoreCommit();
+      if (lane == 0) BarrierArrive(full + 8);
+      if (++slot == kSlots) {
+        slot = 0;
+        parity ^= 1;
+      }
     }
   }
 
-  static __device__ __forceinline__ void Consume(const UnionParams& p, uint32_t bars) {
+  static __device__ __forceinline__ void Consume(uint32_t bars) {
     const int lane = threadIdx.x & 31, group = threadIdx.x >> 7;
     uint32_t slot = 0, parity = 0;
-    uint32_t storing = 0;  // slot of the first of the last tile's stores in flight, plus 1
 
     auto advance = [&] {
       if (++slot == kSlots) {
@@ -250,16 +276,8 @@ struct UnionKernel {
       }
     };
     auto receive = [&] {
-      BarrierWait(bars + slot * 32, parity);
-      return LoadShared4(bars + slot * 32 + 16);
-    };
-    auto stored = [&] {
-      if ((threadIdx.x & 127) == 0) {
-        TmaStoreWaitRead<0>();
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) BarrierArriveMany(bars + (storing - 1 + c) % kSlots * 32 + 8, 4);
-      }
-      storing = 0;
+      BarrierWait(bars + slot * kSlotBytes, parity);
+      return LoadShared4(bars + slot * kSlotBytes + 32);
     };
 
     for (;;) {
@@ -274,14 +292,8 @@ struct UnionKernel {
 #pragma unroll
           for (int e = 0; e < kB / 2; ++e) sum[i][j][e] = 0.f;
 
-      uint32_t previous = 0;  // empty barrier of the stage whose products may still run
       while (flags < kStore) {
         uint32_t x = __shfl_sync(~0u, header.y, 0), w = __shfl_sync(~0u, header.z, 0);
-        if (previous != 0) {
-          WgmmaWait<0>();
-          if (lane == 0) BarrierArrive(previous);
-        }
-        previous = bars + slot * 32 + 8;
         WgmmaFence();
         if constexpr (kUnits == 1) {
           Unit(sum, flags, x + group * (kXHalf >> 3), kXHigh, kXHalf >> 4, w);
@@ -293,23 +305,25 @@ struct UnionKernel {
           Unit(sum, flags >> 8 & 0xff, x + (wide ? 64 >> 4 : kUnitBytes >> 4), high, half, w);
         }
         WgmmaCommit();
-        if (storing != 0) stored();
+        // Waiting here costs nothing: the other warpgroup's products fill the gap.
+        WgmmaWait<0>();
+        if (lane == 0) BarrierArrive(bars + slot * kSlotBytes + 8);
         advance();
         header = receive();
         flags = __shfl_sync(~0u, header.x, 0);
       }
-      WgmmaWait<0>();
-      if (previous != 0 && lane == 0) BarrierArrive(previous);
-      if (storing != 0) stored();
-      storing = slot + 1;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         if (c > 0) header = receive();
-        Store(p, sum, c, header);
+        Fill(sum, c, header.y);
+        __syncwarp();
+        if (lane == 0) {
+          BarrierArrive(bars + slot * kSlotBytes + 16);
+          BarrierArrive(bars + slot * kSlotBytes + 8);
+        }
         advance();
       }
     }
-    if (storing != 0) stored();
   }
 };
 
@@ -321,18 +335,22 @@ __global__ void __launch_bounds__(384, 1) UnionMatmul(const __grid_constant__ Un
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u, bars = ring + Kernel::kRing;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Kernel::kSlots; ++i) {
-      BarrierInit(bars + i * 32, 1);
-      BarrierInit(bars + i * 32 + 8, 8);
+      BarrierInit(bars + i * Kernel::kSlotBytes, 1);
+      BarrierInit(bars + i * Kernel::kSlotBytes + 8, 9);
+      BarrierInit(bars + i * Kernel::kSlotBytes + 16, 8);
     }
     BarrierInitFence();
   }
   __syncthreads();
   if (threadIdx.x >= 256) {
-    RegistersDown<40>();
-    if (threadIdx.x < 288) Kernel::Produce(p, ring, bars);
+    RegistersDown<56>();
+    if (threadIdx.x < 288)
+      Kernel::Produce(p, ring, bars);
+    else if (threadIdx.x < 320)
+      Kernel::Store(p, bars);
   } else {
-    RegistersUp<232>();
-    Kernel::Consume(p, bars);
+    RegistersUp<224>();
+    Kernel::Consume(bars);
   }
 #endif
 }

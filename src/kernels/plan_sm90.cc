@@ -1,6 +1,8 @@
 #include "kernels/plan_sm90.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <numeric>
 #include <vector>
 
@@ -166,6 +168,261 @@ Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize,
   // The kernel reads stages two at a time.
   plan->words.insert(plan->words.end(), UnionPlan::kStageWords, 0);
   plan->numbers = {int64_t(built.size()), heavy, begin, total / UnionPlan::kStageWords, longest > 1.2 * mean};
+  return {};
+}
+
+Status PlanRounds(const LayoutTable& table, Product product, MatmulPlan* plan) {
+  using P = RoundsPlan;
+  constexpr int kUnits = 4, kLook = 64;  // blocks a slab; slabs looked at for the next one
+  const Columns c = ColumnsOf(table, product);
+  const std::vector<std::vector<int>> groups = Cluster(c, kUnits, P::kColumns / kUnits);
+  const int slabs = (c.inputs + kUnits - 1) / kUnits;
+
+  const int64_t begin = (int64_t(groups.size()) * P::kGroupWords + 31) / 32 * 32;
+  plan->words.assign(begin, 0);
+  struct Block {
+    int column, unit, id;
+  };
+  struct Waiting {
+    int slab, unit, id;  // slab: in the order of loading
+  };
+  std::vector<std::vector<Block>> of(slabs);
+  std::vector<std::array<uint8_t, P::kColumns>> counts(slabs);
+  std::vector<int> left;
+  int64_t longest = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (int s = 0; s < slabs; ++s) of[s].clear(), counts[s].fill(0);
+    for (size_t u = 0; u < groups[g].size(); ++u)
+      for (int j = 0; j < kUnits; ++j) {
+        const int k = groups[g][u] * kUnits + j, column = int(u) * kUnits + j;
+        if (k >= c.outputs) break;
+        for (int i = c.ptr[k]; i < c.ptr[k + 1]; ++i) {
+          of[c.input[i] / kUnits].push_back({column, c.input[i] % kUnits, c.id[i]});
+          ++counts[c.input[i] / kUnits][column];
+        }
+      }
+    left.clear();
+    for (int s = 0; s < slabs; ++s)
+      if (!of[s].empty()) left.push_back(s);
+
+    const int64_t first = (int64_t(plan->words.size()) - begin) / P::kStageWords;
+    std::array<std::vector<Waiting>, P::kColumns> waiting;
+    std::array<size_t, P::kColumns> done{};
+    std::array<int, P::kColumns> backlog{};
+    int loaded = 0;
+    bool some = true;
+    while (!left.empty() || some) {
+      int fresh[2], fresh_count = 0;
+      while (fresh_count < 2 && !left.empty()) {
+        // The slab that leaves the columns' backlogs most even.
+        int best = 0, least = INT32_MAX;
+        for (int i = 0; i < std::min<int>(kLook, left.size()); ++i) {
+          const auto& n = counts[left[i]];
+          int squares = 0;
+          for (int j = 0; j < P::kColumns; ++j) squares += (backlog[j] + n[j]) * (backlog[j] + n[j]);
+          if (squares < least) least = squares, best = i;
+        }
+        const int s = left[best];
+        left.erase(left.begin() + best);
+        for (const Block& b : of[s]) {
+          waiting[b.column].push_back({loaded, b.unit, b.id});
+          ++backlog[b.column];
+        }
+        fresh[fresh_count++] = s;
+        ++loaded;
+      }
+      // Rounds in which every column has work, and those that free slabs in time.
+      int rounds = INT32_MAX, due = 0;
+      for (int j = 0; j < P::kColumns; ++j) {
+        rounds = std::min(rounds, backlog[j]);
+        int overdue = left.empty() ? backlog[j] : 0;
+        for (size_t i = done[j]; !left.empty() && i < waiting[j].size() && waiting[j][i].slab < loaded - (P::kWindow - 2); ++i)
+          ++overdue;
+        due = std::max(due, overdue);
+      }
+      rounds = std::max(rounds, due);
+      do {
+        const int now = std::min(rounds, P::kRounds);
+        rounds -= now;
+        const size_t at = plan->words.size();
+        plan->words.insert(plan->words.end(), P::kStageWords, 0);
+        int32_t* w = &plan->words[at];
+        uint16_t* entries = reinterpret_cast<uint16_t*>(w + 4);
+        int weights = 0;
+        for (int r = 0; r < now; ++r)
+          for (int j = 0; j < P::kColumns; ++j) {
+            uint16_t& entry = entries[r * P::kColumns + j];
+            entry = 0xffff;
+            if (backlog[j] == 0) continue;
+            const Waiting& b = waiting[j][done[j]++];
+            --backlog[j];
+            entry = uint16_t((loaded - 1 - b.slab) | b.unit << 4 | weights << 6);
+            w[P::kIds + weights++] = b.id;
+          }
+        int oldest = loaded;
+        for (int j = 0; j < P::kColumns; ++j)
+          if (backlog[j] > 0) oldest = std::min(oldest, waiting[j][done[j]].slab);
+        w[0] = fresh_count | now << 4 | weights << 8;
+        for (int f = 0; f < fresh_count; ++f) w[1 + f] = fresh[f] * kUnits * 16;
+        w[3] = oldest;
+        fresh_count = 0;
+      } while (rounds > 0);
+      some = false;
+      for (int j = 0; j < P::kColumns; ++j) some |= backlog[j] > 0;
+    }
+    int32_t* w = &plan->words[g * P::kGroupWords];
+    w[0] = int32_t(first);
+    w[1] = int32_t((int64_t(plan->words.size()) - begin) / P::kStageWords - first);
+    longest = std::max<int64_t>(longest, w[1]);
+    std::fill(w + 2, w + 8, -1);
+    for (size_t u = 0; u < groups[g].size(); ++u) w[2 + u] = groups[g][u] * kUnits * 16;
+  }
+  const int64_t stages = (int64_t(plan->words.size()) - begin) / P::kStageWords;
+  plan->numbers = {int64_t(groups.size()), begin, stages, longest * int64_t(groups.size()) > 1.2 * stages};
+  return {};
+}
+
+Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, MatmulPlan* plan) {
+  using P = WeightGradPlan;
+  // Columns looked at for company: near ones, so that thread blocks that run together read the same tiles.
+  const int window = bsize == 128 ? 2 : 96;
+  const int halves = bsize == 32 ? 2 : 1;      // blocks a slot
+  const bool stacked = halves == 2 && axis == 0;  // the blocks of a slot must lie in adjacent tiles
+  const int slots = P::Slots(bsize), max_tiles = P::MaxTiles(bsize), max_columns = bsize == 128 ? 2 : bsize == 64 ? 4 : 8;
+  const int words = (table.CB + 63) / 64;
+  std::vector<uint64_t> left(int64_t(table.KB) * words, 0);
+  std::vector<int> count(table.KB);
+  for (int k = 0; k < table.KB; ++k) {
+    for (int i = table.column_ptr[k]; i < table.column_ptr[k + 1]; ++i)
+      left[int64_t(k) * words + table.column_c[i] / 64] |= 1ull << table.column_c[i] % 64;
+    count[k] = table.column_ptr[k + 1] - table.column_ptr[k];
+  }
+  auto set = [&](int k) { return &left[int64_t(k) * words]; };
+  auto id = [&](int c, int k) {
+    const int32_t *first = table.column_c + table.column_ptr[k], *last = table.column_c + table.column_ptr[k + 1];
+    return table.column_w[table.column_ptr[k] + (std::lower_bound(first, last, c) - first)];
+  };
+
+  struct Item {
+    std::vector<int> rows, columns;
+    std::vector<std::vector<int>> taken;  // for each column: tiles of its rows
+    int tiles() const { return int(rows.size() + columns.size()); }
+  };
+  std::vector<Item> items;
+  std::vector<int> open;  // columns with blocks left, ascending, of the window
+  int next = 0;
+  std::vector<uint64_t> joined(words);
+  std::vector<int> times(table.CB, 0), seen;
+  for (;;) {
+    open.erase(std::remove_if(open.begin(), open.end(), [&](int k) { return count[k] == 0; }), open.end());
+    while (next < table.KB && int(open.size()) < window) {
+      if (count[next] > 0) open.push_back(next);
+      ++next;
+    }
+    if (open.empty()) break;
+    Item item;
+    if (stacked) {
+      int used = 0;
+      for (size_t o = 0; o < open.size() && used < slots; ++o) {
+        const int k = open[o], room = std::min({(slots - used) * 2, max_tiles - item.tiles() - 1, count[k]});
+        if (room < std::min(count[k], 2)) break;
+        item.columns.push_back(k);
+        item.taken.emplace_back();
+        for (int w = 0; w < words; ++w)
+          while (set(k)[w] != 0 && int(item.taken.back().size()) < room) {
+            item.taken.back().push_back(int(item.rows.size()));
+            item.rows.push_back(w * 64 + __builtin_ctzll(set(k)[w]));
+            set(k)[w] &= set(k)[w] - 1;
+            --count[k];
+          }
+        used += (room + 1) / 2;
+      }
+    } else {
+      // Columns that share rows with the first one and with each other, until shared rows fill the slots.
+      std::vector<int> columns{open[0]};
+      std::copy_n(set(open[0]), words, joined.begin());
+      seen.clear();
+      int total = 0;
+      auto join = [&](int k) {
+        for (int w = 0; w < words; ++w)
+          for (uint64_t bits = set(k)[w]; bits != 0; bits &= bits - 1) {
+            const int c = w * 64 + __builtin_ctzll(bits);
+            if (times[c]++ == 0) seen.push_back(c);
+          }
+        total += count[k];
+      };
+      join(open[0]);
+      while (int(columns.size()) < max_columns) {
+        int shared = 0;
+        for (int c : seen) shared += times[c] > 1 ? times[c] : 0;
+        if (shared >= slots * halves) break;
+        int best = -1, most = -1;
+        for (int k : open) {
+          if (std::find(columns.begin(), columns.end(), k) != columns.end()) continue;
+          int overlap = 0;
+          for (int w = 0; w < words; ++w) overlap += __builtin_popcountll(set(k)[w] & joined[w]);
+          if (overlap > most) most = overlap, best = k;
+        }
+        if (best < 0 || (most < 2 && total >= slots * halves)) break;
+        columns.push_back(best);
+        join(best);
+        for (int w = 0; w < words; ++w) joined[w] |= set(best)[w];
+      }
+      std::stable_sort(seen.begin(), seen.end(), [&](int a, int b) { return times[a] > times[b]; });
+      std::vector<std::vector<int>> rows_of(columns.size());
+      int used = 0, used_columns = 0;
+      for (int c : seen) {
+        bool some = false;
+        for (size_t q = 0; q < columns.size(); ++q) {
+          uint64_t& bits = set(columns[q])[c / 64];
+          if (!(bits >> c % 64 & 1)) continue;
+          const bool fresh = rows_of[q].empty(), opens_slot = rows_of[q].size() % halves == 0;
+          if (opens_slot && used == slots) continue;
+          if (int(item.rows.size()) + !some + used_columns + fresh > max_tiles) continue;
+          if (!some) item.rows.push_back(c);
+          some = true;
+          used += opens_slot;
+          used_columns += fresh;
+          rows_of[q].push_back(int(item.rows.size()) - 1);
+          bits &= ~(1ull << c % 64);
+          --count[columns[q]];
+        }
+      }
+      for (int c : seen) times[c] = 0;
+      for (size_t q = 0; q < columns.size(); ++q)
+        if (!rows_of[q].empty()) {
+          item.columns.push_back(columns[q]);
+          item.taken.push_back(rows_of[q]);
+        }
+    }
+    items.push_back(std::move(item));
+  }
+  plan->words.assign(int64_t(items.size()) * P::kItemWords, 0);
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Item& item = items[i];
+    int32_t* w = &plan->words[i * P::kItemWords];
+    w[0] = int32_t(item.rows.size());
+    w[1] = int32_t(item.columns.size());
+    for (int t = 0; t < item.tiles(); ++t)
+      w[P::kTiles + t] = bsize * (t < w[0] ? item.rows[t] : item.columns[t - w[0]]);
+    int slot = 0;
+    for (size_t q = 0; q < item.columns.size(); ++q)
+      for (size_t r = 0; r < item.taken[q].size(); r += halves) {
+        int32_t* s = w + P::kSlots + 4 * slot++;
+        const int upper = item.taken[q][r], k = item.columns[q];
+        const bool pair = halves == 2 && r + 1 < item.taken[q].size();
+        const int lower = pair ? item.taken[q][r + 1] : upper;
+        s[0] = upper | lower << 8;
+        s[1] = w[0] + int(q);
+        s[2] = id(item.rows[upper], k);
+        s[3] = pair ? id(item.rows[lower], k) : -1;
+      }
+    for (; slot < slots; ++slot) {
+      int32_t* s = w + P::kSlots + 4 * slot;
+      s[0] = 0, s[1] = w[0], s[2] = s[3] = -1;
+    }
+  }
+  plan->numbers = {int64_t(items.size())};
   return {};
 }
 

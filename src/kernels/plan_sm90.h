@@ -18,6 +18,38 @@ struct UnionPlan {
   static constexpr int Columns(int bsize) { return bsize == 128 ? 1 : bsize == 64 ? 3 : 6; }
 };
 
+// Weight gradient (src/cuda/matmul_sm90_weight_grad.cuh). An item is a set of blocks whose sums one thread block holds, chosen
+// so that they share tiles of activations and gradients. words: items [items][kItemWords], by column:
+//
+//   tiles of x, tiles of dy, feature of each tile (x first); from kSlots on, for each slot: tile of x, tile of dy, block
+//   ids of its upper and lower half (-1: none); blocks of 32 have two halves, tiles `upper` and `lower` = upper | x << 8
+//
+// numbers: items.
+struct WeightGradPlan {
+  static constexpr int kItemWords = 160, kTiles = 2, kSlots = 64;
+  static constexpr int Slots(int bsize) { return bsize == 128 ? 2 : bsize == 64 ? 12 : 24; }
+  static constexpr int MaxTiles(int bsize) { return bsize == 128 ? 4 : bsize == 64 ? 13 : 44; }
+};
+
+// Rounds (src/cuda/matmul_sm90_rounds.cuh), blocks of 16. words: groups [groups][kGroupWords], then stages
+// [stages][kStageWords].
+//
+//   group: first stage, stages, first feature of each 64-wide piece of output (-1: none)
+//   stage: new slabs (bits 0-3), rounds (4-7), weights (from 8); first feature of each new slab; slabs of the tile done with
+//          after this stage; 16-bit entries [rounds][kColumns]: slabs back from the newest (bits 0-3), unit of 16 within
+//          the slab (4-5), weight of this stage (from 6), or 0xffff; from kIds on, block ids of the weights
+//
+// numbers: groups, word where stages begin, stages, 1 where groups differ much in length.
+struct RoundsPlan {
+  static constexpr int kColumns = 24, kRounds = 3;
+  static constexpr int kGroupWords = 8, kStageWords = 128, kIds = 40;
+  static constexpr int kWindow = 6;  // slabs in use at once; the kernel's ring has more, to load ahead
+};
+
+Status PlanRounds(const LayoutTable& table, Product product, MatmulPlan* plan);
+
+Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, MatmulPlan* plan);
+
 Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize, MatmulPlan* plan);
 
 }  // namespace blocksparse

@@ -1,0 +1,5 @@
+#include "cuda/matmul_sm90_weight_grad.cuh"
+
+namespace blocksparse::cuda::sm90 {
+template cudaError_t LaunchWeightGrad<128, true>(bool, const WeightGradParams&, int, cudaStream_t);
+}
