@@ -1,9 +1,13 @@
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "cuda/arch/sm90_tensor_map.h"
 #include "cuda/matmul_sm90.h"
 #include "cuda/matmul_sm90_rounds.h"
+#include "cuda/matmul_sm90_small.h"
 #include "cuda/matmul_sm90_union.h"
 #include "cuda/matmul_sm90_weight_grad.h"
 #include "kernels/plan_sm90.h"
@@ -34,11 +38,11 @@ Status RunUnion(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* w
   const int unit = std::min(p.bsize, 64);
   UnionParams u;
   u.chunked = p.axis == 0 && N % 64 == 0;
-  const int chunks = u.chunked ? 4 : 0;
+  const int rows = UnionPlan::kRows, chunks = u.chunked ? rows / 64 : 0;
   if (p.axis == 1) {
-    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&u.x, p.dtype, p.a[0], N, in, 256, unit));
-    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&u.x_wide, p.dtype, p.a[0], N, in, 256, 64));
-    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&u.y, p.dtype, p.out, N, out, 256, 64));
+    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&u.x, p.dtype, p.a[0], N, in, rows, unit));
+    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&u.x_wide, p.dtype, p.a[0], N, in, rows, 64));
+    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&u.y, p.dtype, p.out, N, out, rows, 64));
   } else {
     BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&u.x, p.dtype, p.a[0], in, N, unit, 64, chunks));
     u.x_wide = u.x;
@@ -51,7 +55,7 @@ Status RunUnion(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* w
   u.stage = words + plan.numbers[2];
   u.groups = int(plan.numbers[0]);
   u.heavy = int(plan.numbers[1]);
-  u.row_tiles = int((N + 255) / 256);
+  u.row_tiles = int((N + rows - 1) / rows);
   const int64_t tiles = int64_t(u.groups) * u.row_tiles;
   if (tiles > INT32_MAX) return Status::Unimplemented("batch too large for one launch: " + std::to_string(N));
   BLOCKSPARSE_RETURN_IF_ERROR(TileCounter(tiles, workspace, chip, stream, &u.counter));
@@ -63,8 +67,40 @@ Status RunUnion(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* w
   return FromCuda(launch(axis0, transposed, u, grid, stream), "union-tile product");
 }
 
-Status RunRounds(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* words, void* workspace, const Chip& chip,
-                 cudaStream_t stream) {
+Status RunSmall(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const int32_t* words,
+                cudaStream_t stream) {
+  const int64_t N = p.n[0];
+  const bool transposed = p.product == Product::kInputGrad;
+  const int64_t in = transposed ? p.K() : p.C(), out = transposed ? p.C() : p.K();
+  const int unit = std::min(p.bsize, 64);
+  SmallParams s;
+  if (p.axis == 1) {
+    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x, p.dtype, p.a[0], N, in, 64, unit));
+    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x_wide, p.dtype, p.a[0], N, in, 64, 64));
+  } else {
+    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x, p.dtype, p.a[0], in, N, unit, 64));
+    s.x_wide = s.x;
+  }
+  const int weight_rows = p.bsize == 128 && !transposed ? 64 : p.bsize;
+  BLOCKSPARSE_RETURN_IF_ERROR(
+      MakeTensorMap(&s.w, p.dtype, p.b[0], int64_t(p.blocks) * p.bsize, p.bsize, weight_rows, unit));
+  s.group = words;
+  s.stage = words + plan.numbers[2];
+  s.y = p.out;
+  s.batch = int(N);
+  s.features = int(out);
+  s.groups = int(plan.numbers[0]);
+  s.row_tiles = int((N + 63) / 64);
+  s.split = choice.split;
+  const bool half = p.dtype == DType::kFloat16;
+  auto launch = p.bsize == 128  ? (half ? LaunchSmall<128, true> : LaunchSmall<128, false>)
+                : p.bsize == 64 ? (half ? LaunchSmall<64, true> : LaunchSmall<64, false>)
+                                : (half ? LaunchSmall<32, true> : LaunchSmall<32, false>);
+  return FromCuda(launch(p.axis == 0, transposed, s, stream), "product of a small batch");
+}
+
+Status RunRounds(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* words, void* workspace,
+                 const Chip& chip, cudaStream_t stream) {
   const int64_t N = p.n[0];
   const bool transposed = p.product == Product::kInputGrad;
   const int64_t in = transposed ? p.K() : p.C(), out = transposed ? p.C() : p.K();
@@ -80,7 +116,8 @@ Status RunRounds(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* 
   r.group = words;
   r.stage = words + plan.numbers[1];
   r.groups = int(plan.numbers[0]);
-  r.row_tiles = int((N + 127) / 128);
+  r.heavy = int(plan.numbers[2]);
+  r.row_tiles = int((N + RoundsPlan::kRows - 1) / RoundsPlan::kRows);
   const int64_t tiles = int64_t(r.groups) * r.row_tiles;
   if (tiles > INT32_MAX) return Status::Unimplemented("batch too large for one launch: " + std::to_string(N));
   BLOCKSPARSE_RETURN_IF_ERROR(TileCounter(tiles, workspace, chip, stream, &r.counter));
@@ -107,20 +144,24 @@ WeightGradSchedule ScheduleWeightGrad(const MatmulProblem& p, const MatmulPlan& 
   for (int i = 0; i < p.pairs; ++i) steps += Steps(p, p.n[i]);
   s.whole = s.items / chip.multiprocessors * chip.multiprocessors;
   const int rest = s.items - s.whole, sms = chip.multiprocessors;
-  // In rounds of whole items; each further part costs the writing and reading of the partial sums.
-  double best = 0.97;
+  // In microseconds: 54 kB arrive at a multiprocessor in each; the partial sums are written and read at 3 TB/s by a
+  // second kernel, which takes 8 to begin with.
+  const double tiles = p.bsize == 128 ? 3 : p.bsize == 64 ? 10 : 30;
+  const double round = steps * tiles * WeightGradTokens(p.bsize, p.axis) * p.bsize * 2 / 54e3;
+  const int64_t item_bytes = int64_t(WeightGradPlan::Slots(p.bsize)) * (p.bsize == 32 ? 2 : 1) * p.bsize * p.bsize * 4;
+  double best = round;
   for (int split = 2; rest > 0 && split <= 8 && steps >= 8 * split; ++split) {
-    const double rounds = double((rest * split + sms - 1) / sms) / split + 0.03 * split;
-    if (rounds < best) best = rounds, s.split = split;
+    const double us =
+        double((rest * split + sms - 1) / sms) / split * round + 8 + 2.0 * rest * split * item_bytes / 3e6;
+    if (us < best) best = us, s.split = split;
   }
   if (s.split == 1) s.whole = s.items;
-  const int64_t blocks = WeightGradPlan::Slots(p.bsize) * (p.bsize == 32 ? 2 : 1);
-  s.partial_bytes = int64_t(s.items - s.whole) * s.split * blocks * p.bsize * p.bsize * sizeof(float);
+  s.partial_bytes = (s.items - s.whole) * s.split * item_bytes;
   return s;
 }
 
-Status RunWeightGrad(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* words, void* workspace, const Chip& chip,
-                     cudaStream_t stream) {
+Status RunWeightGrad(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* words, void* workspace,
+                     const Chip& chip, cudaStream_t stream) {
   WeightGradParams w;
   const int tokens = WeightGradTokens(p.bsize, p.axis), width = std::min(p.bsize, 64);
   w.pairs = w.total_steps = 0;
@@ -171,23 +212,63 @@ bool Supports(const MatmulProblem& p, const Chip& chip) {
   }
   if (!Aligned(p.out) || total >= INT32_MAX - 4096 || int64_t(p.blocks) * p.bsize >= INT32_MAX) return false;
   if (weight_grad) return p.bsize >= 32 && p.pairs <= WeightGradParams::kMaxPairs && Aligned(p.addend);
+  // Rounds need batches that fill the chip.
+  if (p.bsize == 16 && p.n[0] * ((p.product == Product::kForward ? p.KB : p.CB) / RoundsPlan::kColumns + 1) <
+                           int64_t(RoundsPlan::kRows) * chip.multiprocessors / 2)
+    return false;
   return p.gate == nullptr;
 }
 
-MatmulChoice Choose(const MatmulProblem& p, const LayoutTable&, const Chip&) {
+MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& table, const Chip& chip) {
   MatmulChoice choice;
+  char why[160] = "";
   if (p.product == Product::kWeightGrad) {
     choice.family = kWeightGrad;
     choice.name = "sm90 sets of blocks";
   } else if (p.bsize == 16) {
     choice.family = kRounds;
-    choice.tile = 128;
+    choice.tile = RoundsPlan::kRows;
     choice.name = "sm90 rounds";
   } else {
+    // Both ways of running the union plan are bound by what arrives at a multiprocessor, about 54 kB a microsecond.
+    constexpr double kRate = 54e3;
+    const int per_group = UnionPlan::Columns(p.bsize), sms = chip.multiprocessors;
+    const bool transposed = p.product == Product::kInputGrad;
+    const int64_t N = p.n[0], in = transposed ? p.K() : p.C(), outputs = transposed ? p.CB : p.KB;
+    const int64_t groups = (outputs + per_group - 1) / per_group;
+    const double density = double(p.blocks) / std::max<int64_t>(1, int64_t(p.CB) * p.KB);
+    const double reads = in * (1 - std::pow(1 - density, per_group)) * 2;  // bytes of one batch entry a group reads
+    const double weights = double(p.blocks) * p.bsize * p.bsize * 2 / std::max<int64_t>(1, groups);
+    // Tiles of 256 rows: whole rounds of them, a few microseconds to fill and empty the pipeline.
+    const int64_t large_tiles = groups * ((N + 255) / 256);
+    const double large = 8 + double((large_tiles + sms - 1) / sms) * (256 * reads + weights) / kRate;
+    // Tiles of 64 rows: split until every multiprocessor has work, in clusters of more than two only where each thread
+    // block has a multiprocessor of its own (four to a cluster and two to a multiprocessor ran slower than half as many);
+    // weights also cross from memory once, at 4 TB/s; the cluster's sum takes some microseconds.
+    const int64_t small_tiles = groups * ((N + 63) / 64);
+    int split = 1;
+    // The forward product of blocks of 128 stays whole: its weights come in two chunks, whose stride shares a word with the
+    // address, and split it has not been checked on a device yet.
+    const int most = p.bsize == 128 && !transposed ? 1 : 8;
+    while (split < most && small_tiles * split * 2 <= (split == 1 ? 2 : 1) * sms) split *= 2;
+    const double busy = std::min<double>(sms, double(small_tiles) * split);
+    const double small = 6 + std::max(small_tiles * (64 * reads + weights) / kRate / busy, groups * weights / 4e6);
     choice.family = kUnion;
-    choice.tile = 256;
-    choice.name = "sm90 union tiles";
+    if (small < large) {
+      choice.tile = 64;
+      choice.split = split;
+      choice.name = "sm90 small batch";
+    } else {
+      choice.tile = UnionPlan::kRows;
+      choice.name = "sm90 union tiles";
+    }
+    std::snprintf(why, sizeof(why), "; expected %.0f us in tiles of 256, %.0f us in tiles of 64 split in %d", large,
+                  small, split);
   }
+  static const bool print = std::getenv("BLOCKSPARSE_PRINT_CHOICE") != nullptr;
+  if (print)
+    std::fprintf(stderr, "blocksparse: product %d, axis %d, blocks of %d, batch %lld: %s%s\n", int(p.product), p.axis,
+                 p.bsize, static_cast<long long>(p.n[0]), choice.name, why);
   return choice;
 }
 
@@ -202,16 +283,18 @@ int64_t WorkspaceBytes(const MatmulProblem& p, const MatmulChoice& choice, const
   return choice.family == kWeightGrad ? ScheduleWeightGrad(p, plan, chip).partial_bytes : int64_t(sizeof(uint32_t));
 }
 
-Status Run(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const int32_t* words, void* workspace,
-           const Chip& chip, Stream stream) {
-  if (choice.family == kWeightGrad) return p.blocks == 0 ? Status() : RunWeightGrad(p, plan, words, workspace, chip, stream);
+Status Run(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const int32_t* words,
+           void* workspace, const Chip& chip, Stream stream) {
+  if (choice.family == kWeightGrad)
+    return p.blocks == 0 ? Status() : RunWeightGrad(p, plan, words, workspace, chip, stream);
   if (p.n[0] == 0) return {};
   if (p.blocks == 0) {
     const int64_t out = p.n[0] * (p.product == Product::kForward ? p.K() : p.C());
     return FromCuda(cudaMemsetAsync(p.out, 0, out * SizeOf(p.dtype), stream), "cudaMemsetAsync");
   }
-  return choice.family == kRounds ? RunRounds(p, plan, words, workspace, chip, stream)
-                                  : RunUnion(p, plan, words, workspace, chip, stream);
+  if (choice.family == kRounds) return RunRounds(p, plan, words, workspace, chip, stream);
+  return choice.tile == 64 ? RunSmall(p, choice, plan, words, stream)
+                           : RunUnion(p, plan, words, workspace, chip, stream);
 }
 
 }  // namespace blocksparse::cuda::sm90

@@ -23,7 +23,7 @@ namespace blocksparse::cuda::sm90 {
 template <bool kHalf, bool kAxis0, bool kTransposed>
 struct RoundsKernel {
   using Plan = RoundsPlan;
-  static constexpr int kB = 16, kColumns = Plan::kColumns, kRows = 128;
+  static constexpr int kB = 16, kColumns = Plan::kColumns, kRows = Plan::kRows;
   static constexpr int kSlabs = 10, kSlabBytes = kRows * 64 * 2;  // ring; also the output's pieces of 64 features
   static constexpr int kWeights = 96, kWeightBytes = kB * kB * 2;
   static constexpr int kZeroBytes = 8192;  // what one product of 64 rows may read
@@ -61,6 +61,16 @@ struct RoundsKernel {
     }
   };
 
+  // Order of tiles: as the union tiles' (matmul_sm90_union.cuh).
+  static __device__ __forceinline__ int GroupOf(const RoundsParams& p, uint32_t tile) {
+    const uint32_t heavy = uint32_t(p.heavy) * p.row_tiles;
+    return tile < heavy ? tile / p.row_tiles : p.heavy + (tile - heavy) % (p.groups - p.heavy);
+  }
+  static __device__ __forceinline__ int RowOf(const RoundsParams& p, uint32_t tile) {
+    const uint32_t heavy = uint32_t(p.heavy) * p.row_tiles;
+    return kRows * (tile < heavy ? tile % p.row_tiles : (tile - heavy) / (p.groups - p.heavy));
+  }
+
   static __device__ __forceinline__ void ProduceSlabs(const RoundsParams& p, uint32_t shared) {
     const int lane = threadIdx.x & 31;
     Ring ring{shared + kBarsAt};
@@ -85,7 +95,7 @@ struct RoundsKernel {
         next = __shfl_sync(~0u, next, 0);
       }
       send(tile);
-      const int group = tile % p.groups, row = tile / p.groups * kRows;
+      const int group = GroupOf(p, tile), row = RowOf(p, tile);
       const int info = p.group[group * Plan::kGroupWords + (lane & 7)];
       const int first = __shfl_sync(~0u, info, 0), stages = __shfl_sync(~0u, info, 1);
       const int32_t* record = p.stage + int64_t(first) * Plan::kStageWords + lane;
@@ -94,7 +104,8 @@ struct RoundsKernel {
       int low[kAhead], high[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
-        if (i < stages) low[i] = record[i * Plan::kStageWords], high[i] = lane < 8 ? record[i * Plan::kStageWords + 32] : 0;
+        if (i < stages)
+          low[i] = record[i * Plan::kStageWords], high[i] = lane < 8 ? record[i * Plan::kStageWords + 32] : 0;
       for (int s = 0; s < stages; s += kAhead)
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
@@ -182,7 +193,7 @@ struct RoundsKernel {
       BarrierWait(mail, sent / kTiles & 1);
       const uint32_t tile = LoadShared(mail + 8);
       if (tile == ~0u) break;
-      const int group = tile % p.groups;
+      const int group = GroupOf(p, tile);
       const int first = p.group[group * Plan::kGroupWords], stages = p.group[group * Plan::kGroupWords + 1];
       const int32_t* record = p.stage + int64_t(first) * Plan::kStageWords;
       uint32_t flags = 0;
@@ -309,7 +320,8 @@ struct RoundsKernel {
           for (int j = 0; j < kColumns / 2; ++j) {
             if (j + kAhead < kColumns / 2) pair[(j + kAhead) % (kAhead + 1)] = LoadShared4(table + (j + kAhead) * 16);
             const uint4 d = pair[j % (kAhead + 1)];
-            Wgmma<kB, kHalf>::template Add<kAxis0, !kTransposed>(sum[2 * j], Descriptor(d.x, kXHigh), Descriptor(d.y, kWHigh));
+            Wgmma<kB, kHalf>::template Add<kAxis0, !kTransposed>(sum[2 * j], Descriptor(d.x, kXHigh),
+                                                                 Descriptor(d.y, kWHigh));
             Wgmma<kB, kHalf>::template Add<kAxis0, !kTransposed>(sum[2 * j + 1], Descriptor(d.z, kXHigh),
                                                                  Descriptor(d.w, kWHigh));
           }

@@ -14,7 +14,8 @@ struct RoundsParams {
   const int32_t* group;  // [groups][RoundsPlan::kGroupWords]
   const int32_t* stage;  // [stages][RoundsPlan::kStageWords]
   int groups, row_tiles;
-  uint32_t* counter;     // zero at launch, hands out tiles; null: tile t goes to thread block t
+  int heavy;          // the first groups, which come first over the whole batch
+  uint32_t* counter;  // zero at launch, hands out tiles; null: tile t goes to thread block t
 };
 
 template <bool kHalf>

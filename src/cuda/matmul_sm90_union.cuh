@@ -1,7 +1,7 @@
 // Forward product and input gradient with blocks of 32, 64 and 128: union tiles.
 //
-// A tile is 256 batch entries by up to 192 output features (3 x 64 for blocks of 64 and 32, 128 for blocks of 128): the
-// largest that two warpgroups' accumulators hold, since what binds is bytes arriving at the multiprocessor. The tile
+// A tile is 256 batch entries by up to 192 output features (128 for blocks of 128): the largest that two warpgroups'
+// accumulators hold, since what binds is bytes arriving at the multiprocessor. The tile
 // visits the union of the input blocks that its output blocks need. The planner lists the visits as stages of one or two
 // units (64 input features, or 32 for blocks of 32); a mask says which of the tile's output blocks each unit feeds.
 //
@@ -27,7 +27,7 @@ struct UnionKernel {
   static constexpr int kUnits = kB == 32 ? 2 : 1;  // units per stage
   static constexpr int kColumns = UnionPlan::Columns(kB);
   static constexpr int kChunks = kColumns * kB / 64;  // 64-feature pieces of the output tile
-  static constexpr int kRows = 256;
+  static constexpr int kRows = UnionPlan::kRows;
   static constexpr int kUnitBytes = kRows * kUnit * 2;
   static constexpr int kWeightBytes = kUnit * kB * 2;
   static constexpr int kChunkBytes = kRows * 64 * 2;
@@ -101,11 +101,6 @@ struct UnionKernel {
     const uint32_t tiles = uint32_t(p.groups) * p.row_tiles;
     uint32_t tile = blockIdx.x;
     while (tile < tiles) {
-      uint32_t next = tile + gridDim.x;
-      if (p.counter != nullptr) {
-        if (lane == 0) next = gridDim.x + atomicAdd(p.counter, 1u);
-        next = __shfl_sync(~0u, next, 0);
-      }
       // Heavy groups first, over the whole batch; the rest group by group, so that one stretch of activations serves
       // all of them while it is in L2.
       uint32_t group, row_tile;
@@ -117,13 +112,12 @@ struct UnionKernel {
         group = p.heavy + rest % light;
         row_tile = rest / light;
       }
-      const int info = p.group[group * UnionPlan::kGroupWords + (lane & 7)];
-      const int first = __shfl_sync(~0u, info, 0), stages = __shfl_sync(~0u, info, 1);
-      const int row = row_tile * kRows;
+      const int32_t* info = p.group + group * UnionPlan::kGroupWords;
+      const int stages = info[1], row = row_tile * kRows;
 
       // A record a stage, two to a load, read well ahead: lanes 0-15 hold the even one.
       constexpr int kAhead = 3;
-      const int32_t* record = p.stage + int64_t(first) * UnionPlan::kStageWords + lane;
+      const int32_t* record = p.stage + int64_t(info[0]) * UnionPlan::kStageWords + lane;
       int fetched[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
@@ -178,7 +172,7 @@ struct UnionKernel {
         }
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        const int feature = __shfl_sync(~0u, info, 2 + c);
+        const int feature = info[2 + c];
         open();
         const uint32_t at = reserve(kChunkBytes), full = bars + issued % kSlots * kSlotBytes;
         if (lane == 0) {
@@ -188,7 +182,9 @@ struct UnionKernel {
         __syncwarp();
         ++issued;
       }
-      tile = next;
+      if (p.counter == nullptr) break;
+      if (lane == 0) tile = gridDim.x + atomicAdd(p.counter, 1u);
+      tile = __shfl_sync(~0u, tile, 0);
     }
     open();
     if (lane == 0) {
@@ -360,7 +356,7 @@ cudaError_t LaunchUnion(bool axis0, bool transposed, const UnionParams& p, int g
   auto launch = [&](auto kernel, int bytes) {
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<grid, 384, bytes, stream>>>(p);
+    kernel<<<grid, UnionKernel<kB, kHalf, false, false>::kThreads, bytes, stream>>>(p);
     return cudaGetLastError();
   };
   constexpr int kBytes = UnionKernel<kB, kHalf, false, false>::kSharedBytes;

@@ -14,7 +14,7 @@ struct UnionParams {
   const int32_t* stage;  // [stages][UnionPlan::kStageWords]
   int groups, heavy;     // the first `heavy` groups come first over the whole batch
   int row_tiles;
-  bool chunked;          // axis 0: x and y are described in chunks of 64 batch entries
+  bool chunked;       // axis 0: x and y are described in chunks of 64 batch entries
   uint32_t* counter;  // zero at launch, hands out tiles; null: tile t goes to thread block t modulo the grid
 };
 

@@ -30,7 +30,7 @@ __device__ __forceinline__ void StoreWeightGrad(const WeightGradParams& p, int64
 template <int kB, bool kHalf, bool kAxis0>
 struct WeightGradKernel {
   static constexpr int kTokens = WeightGradTokens(kB, kAxis0 ? 0 : 1);
-  static constexpr int kWidth = kB < 64 ? kB : 64;    // features in one row of a tile on axis 1
+  static constexpr int kWidth = kB < 64 ? kB : 64;  // features in one row of a tile on axis 1
   static constexpr int kTileBytes = kB * kTokens * 2;
   static constexpr int kGroupSlots = WeightGradPlan::Slots(kB) / 2;  // of one warpgroup
   static constexpr int kHalves = kB == 128 ? 2 : 1;                  // 64-row products a slot
@@ -76,8 +76,9 @@ struct WeightGradKernel {
         const int4 slot = *reinterpret_cast<const int4*>(words + WeightGradPlan::kSlots + lane * 4);
         const uint32_t x = slot.x & 255, lower = slot.x >> 8;
         const uint32_t chunk = kB == 32 ? (lower - x) * kTileBytes : kTokens * 128;
-        StoreShared4(item + 16 + lane * 16, make_uint4(DescriptorLow(x * kTileBytes, chunk),
-                                                       DescriptorLow(slot.y * kTileBytes, kTokens * 128), slot.z, slot.w));
+        StoreShared4(item + 16 + lane * 16,
+                     make_uint4(DescriptorLow(x * kTileBytes, chunk), DescriptorLow(slot.y * kTileBytes, kTokens * 128),
+                                slot.z, slot.w));
       }
       if (lane == 0) StoreShared4(item + 16 + 24 * 16, make_uint4(u.steps, u.part, 0, 0));
       __syncwarp();
@@ -165,9 +166,9 @@ struct WeightGradKernel {
           for (int k = 0; k < kTokens / 16; ++k)
 #pragma unroll
             for (int h = 0; h < kHalves; ++h)
-              Wgmma<kB, kHalf>::template Add<!kAxis0, !kAxis0>(sum[s][h],
-                                                               Descriptor(x + (k * kStep + h * kTokens * 128 >> 4), kHigh),
-                                                               Descriptor(dy + (k * kStep >> 4), kHigh));
+              Wgmma<kB, kHalf>::template Add<!kAxis0, !kAxis0>(
+                  sum[s][h], Descriptor(x + (k * kStep + h * kTokens * 128 >> 4), kHigh),
+                  Descriptor(dy + (k * kStep >> 4), kHigh));
         }
         WgmmaCommit();
         if constexpr (kB == 128) {

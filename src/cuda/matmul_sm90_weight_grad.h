@@ -18,10 +18,10 @@ struct WeightGradParams {
   CUtensorMap x[kMaxPairs], dy[kMaxPairs];
   int steps[kMaxPairs];  // of each pair, before it: the pair's first step
   int pairs, total_steps;
-  const int32_t* item;   // [items][WeightGradPlan::kItemWords]
-  int items, whole;      // the first `whole` items take one thread block each, the rest `split` parts each
+  const int32_t* item;  // [items][WeightGradPlan::kItemWords]
+  int items, whole;     // the first `whole` items take one thread block each, the rest `split` parts each
   int split;
-  float* partial;        // [items - whole][split][blocks of an item][b, b]
+  float* partial;  // [items - whole][split][blocks of an item][b, b]
   const float *gate, *addend;
   void* out;
   DType out_dtype;

@@ -3,7 +3,7 @@
 namespace blocksparse::cuda::sm90 {
 namespace {
 
-// One thread block a block of W (`blocks` to an item); two elements a thread at a time.
+// Two elements a thread; blockIdx.x names one of the `blocks` blocks of an item, blockIdx.y 512 of its elements.
 __global__ void Finish(int bsize, int blocks, const __grid_constant__ WeightGradParams p) {
 #ifdef BLOCKSPARSE_SM90_CODE
   const int halves = bsize == 32 ? 2 : 1;  // blocks a slot
@@ -11,16 +11,15 @@ __global__ void Finish(int bsize, int blocks, const __grid_constant__ WeightGrad
   const int32_t* words = p.item + int64_t(p.whole + rest) * WeightGradPlan::kItemWords;
   const int id = words[WeightGradPlan::kSlots + block / halves * 4 + 2 + block % halves];
   if (id < 0) return;
-  const int64_t size = int64_t(bsize) * bsize, stride = blocks * size;
-  const float* partial = p.partial + int64_t(rest) * p.split * stride + block * size;
-  for (int e = threadIdx.x * 2; e < size; e += blockDim.x * 2) {
-    float2 sum = *reinterpret_cast<const float2*>(partial + e);
-    for (int part = 1; part < p.split; ++part) {
-      const float2 more = *reinterpret_cast<const float2*>(partial + part * stride + e);
-      sum.x += more.x, sum.y += more.y;
-    }
-    StoreWeightGrad(p, id * size + e, sum.x, sum.y);
+  const int64_t size = int64_t(bsize) * bsize, stride = blocks * size, e = (blockIdx.y * 256 + threadIdx.x) * 2;
+  const float* partial = p.partial + int64_t(rest) * p.split * stride + block * size + e;
+  float2 sum = *reinterpret_cast<const float2*>(partial);
+#pragma unroll 8
+  for (int part = 1; part < p.split; ++part) {
+    const float2 more = *reinterpret_cast<const float2*>(partial + part * stride);
+    sum.x += more.x, sum.y += more.y;
   }
+  StoreWeightGrad(p, id * size + e, sum.x, sum.y);
 #endif
 }
 
@@ -28,7 +27,7 @@ __global__ void Finish(int bsize, int blocks, const __grid_constant__ WeightGrad
 
 cudaError_t FinishWeightGrad(int bsize, const WeightGradParams& p, cudaStream_t stream) {
   const int blocks = WeightGradPlan::Slots(bsize) * (bsize == 32 ? 2 : 1);
-  Finish<<<(p.items - p.whole) * blocks, 256, 0, stream>>>(bsize, blocks, p);
+  Finish<<<dim3((p.items - p.whole) * blocks, bsize * bsize / 512), 256, 0, stream>>>(bsize, blocks, p);
   return cudaGetLastError();
 }
 

@@ -76,8 +76,7 @@ Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize,
     std::vector<int> units;
   };
   std::vector<Group> built(groups.size());
-  std::vector<std::pair<int, int>> visits;  // input block, position among the group's columns
-  int64_t total = 0, longest = 0;
+  int64_t total = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     built[g].units = groups[g];
     std::vector<int32_t>& out = built[g].stages;
@@ -143,7 +142,6 @@ Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize,
         for (int half = 0; half < std::max(1, bsize / 64); ++half) emit(&r, nullptr, 0, half);
     }
     total += out.size();
-    longest = std::max<int64_t>(longest, out.size());
   }
 
   std::stable_sort(built.begin(), built.end(),
@@ -167,7 +165,7 @@ Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize,
   }
   // The kernel reads stages two at a time.
   plan->words.insert(plan->words.end(), UnionPlan::kStageWords, 0);
-  plan->numbers = {int64_t(built.size()), heavy, begin, total / UnionPlan::kStageWords, longest > 1.2 * mean};
+  plan->numbers = {int64_t(built.size()), heavy, begin};
   return {};
 }
 
@@ -189,7 +187,6 @@ Status PlanRounds(const LayoutTable& table, Product product, MatmulPlan* plan) {
   std::vector<std::vector<Block>> of(slabs);
   std::vector<std::array<uint8_t, P::kColumns>> counts(slabs);
   std::vector<int> left;
-  int64_t longest = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (int s = 0; s < slabs; ++s) of[s].clear(), counts[s].fill(0);
     for (size_t u = 0; u < groups[g].size(); ++u)
@@ -236,7 +233,8 @@ Status PlanRounds(const LayoutTable& table, Product product, MatmulPlan* plan) {
       for (int j = 0; j < P::kColumns; ++j) {
         rounds = std::min(rounds, backlog[j]);
         int overdue = left.empty() ? backlog[j] : 0;
-        for (size_t i = done[j]; !left.empty() && i < waiting[j].size() && waiting[j][i].slab < loaded - (P::kWindow - 2); ++i)
+        for (size_t i = done[j];
+             !left.empty() && i < waiting[j].size() && waiting[j][i].slab < loaded - (P::kWindow - 2); ++i)
           ++overdue;
         due = std::max(due, overdue);
       }
@@ -273,22 +271,28 @@ Status PlanRounds(const LayoutTable& table, Product product, MatmulPlan* plan) {
     int32_t* w = &plan->words[g * P::kGroupWords];
     w[0] = int32_t(first);
     w[1] = int32_t((int64_t(plan->words.size()) - begin) / P::kStageWords - first);
-    longest = std::max<int64_t>(longest, w[1]);
     std::fill(w + 2, w + 8, -1);
     for (size_t u = 0; u < groups[g].size(); ++u) w[2 + u] = groups[g][u] * kUnits * 16;
   }
   const int64_t stages = (int64_t(plan->words.size()) - begin) / P::kStageWords;
-  plan->numbers = {int64_t(groups.size()), begin, stages, longest * int64_t(groups.size()) > 1.2 * stages};
+  int64_t heavy = 0;  // groups come longest first
+  while (heavy < int64_t(groups.size()) &&
+         plan->words[heavy * P::kGroupWords + 1] * int64_t(groups.size()) > 1.5 * stages)
+    ++heavy;
+  plan->numbers = {int64_t(groups.size()), begin, heavy};
   return {};
 }
 
 Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, MatmulPlan* plan) {
   using P = WeightGradPlan;
   // Columns looked at for company: near ones, so that thread blocks that run together read the same tiles.
-  const int window = bsize == 128 ? 2 : 96;
-  const int halves = bsize == 32 ? 2 : 1;      // blocks a slot
+  const int window = bsize == 128 ? 3 : 96;
+  const int halves = bsize == 32 ? 2 : 1;         // blocks a slot
   const bool stacked = halves == 2 && axis == 0;  // the blocks of a slot must lie in adjacent tiles
-  const int slots = P::Slots(bsize), max_tiles = P::MaxTiles(bsize), max_columns = bsize == 128 ? 2 : bsize == 64 ? 4 : 8;
+  const int slots = P::Slots(bsize), max_tiles = P::MaxTiles(bsize),
+            max_columns = bsize == 128  ? 2
+                          : bsize == 64 ? 4
+                                        : 8;
   const int words = (table.CB + 63) / 64;
   std::vector<uint64_t> left(int64_t(table.KB) * words, 0);
   std::vector<int> count(table.KB);

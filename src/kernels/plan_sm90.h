@@ -12,9 +12,10 @@ namespace blocksparse {
 //          in bits 16-20, boxes in bits 24-25 (0: one unit; 1: two adjacent ones in one box; 2: two boxes);
 //          first feature of unit 0, of unit 1; weight pieces: block ids (blocks of 128: 2 id + half)
 //
-// numbers: groups, heavy groups, word where stages begin, stages, 1 where groups differ much in length.
+// numbers: groups, heavy groups (the first ones, much longer than the mean), word where stages begin.
 struct UnionPlan {
   static constexpr int kGroupWords = 8, kStageWords = 16;
+  static constexpr int kRows = 256;  // batch entries of a tile
   static constexpr int Columns(int bsize) { return bsize == 128 ? 1 : bsize == 64 ? 3 : 6; }
 };
 
@@ -39,9 +40,10 @@ struct WeightGradPlan {
 //          after this stage; 16-bit entries [rounds][kColumns]: slabs back from the newest (bits 0-3), unit of 16 within
 //          the slab (4-5), weight of this stage (from 6), or 0xffff; from kIds on, block ids of the weights
 //
-// numbers: groups, word where stages begin, stages, 1 where groups differ much in length.
+// numbers: groups, word where stages begin, heavy groups (the first ones, much longer than the mean).
 struct RoundsPlan {
   static constexpr int kColumns = 24, kRounds = 3;
+  static constexpr int kRows = 128;  // batch entries of a tile
   static constexpr int kGroupWords = 8, kStageWords = 128, kIds = 40;
   static constexpr int kWindow = 6;  // slabs in use at once; the kernel's ring has more, to load ahead
 };

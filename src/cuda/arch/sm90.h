@@ -61,10 +61,11 @@ __device__ __forceinline__ void TmaLoad(uint32_t shared, const CUtensorMap* map,
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-__device__ __forceinline__ void TmaLoad3(uint32_t shared, const CUtensorMap* map, int x, int y, int z, uint32_t barrier) {
+__device__ __forceinline__ void TmaLoad3(uint32_t shared, const CUtensorMap* map, int x, int y, int z,
+                                         uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
-          shared),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(shared),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
@@ -155,6 +156,33 @@ __device__ __forceinline__ uint4 LoadShared4(uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ void StoreSharedFloat2(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+// Clusters: the same address in thread block `rank`, reading there, and the barrier of all threads.
+__device__ __forceinline__ uint32_t ClusterAddress(uint32_t address, int rank) {
+  uint32_t v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(v) : "r"(address), "r"(rank));
+  return v;
+}
+__device__ __forceinline__ float LoadCluster(uint32_t address) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 LoadCluster4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void ClusterBarrier() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
 // Two floats as 16-bit elements, `lo` in the low half, to nearest even.
 template <bool kHalf>
 __device__ __forceinline__ uint32_t Pack16(float lo, float hi) {
@@ -171,9 +199,10 @@ __host__ __device__ constexpr uint32_t DescriptorHigh(int row_bytes) {
   uint32_t swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : row_bytes == 32 ? 3 : 0;
   return swizzle << 30 | uint32_t(row_bytes * 8) >> 4;
 }
-// Low word: address and the stride between 64-element chunks of an operand that is not K-major.
+// Low word: address and the stride between 64-element chunks of an operand that is not K-major. In a cluster an address
+// carries the thread block's rank above its 18 bits.
 __device__ __forceinline__ constexpr uint32_t DescriptorLow(uint32_t address, uint32_t chunk_stride) {
-  return address >> 4 | (chunk_stride >> 4) << 16;
+  return (address & 0x3ffff) >> 4 | (chunk_stride >> 4) << 16;
 }
 __device__ __forceinline__ uint64_t Descriptor(uint32_t low, uint32_t high) { return uint64_t(high) << 32 | low; }
 

@@ -15,8 +15,8 @@ namespace blocksparse::cuda::sm90 {
 // swizzle that fits a box's row (at most 128 bytes). What lies outside the tensor reads as zero and is not written.
 // With `chunks`, the columns (a multiple of box_columns) are a third dimension: a box is that many pieces of box_rows x
 // box_columns, one after the other.
-inline Status MakeTensorMap(CUtensorMap* map, DType dtype, const void* base, int64_t rows, int64_t columns, int box_rows,
-                            int box_columns, int chunks = 0) {
+inline Status MakeTensorMap(CUtensorMap* map, DType dtype, const void* base, int64_t rows, int64_t columns,
+                            int box_rows, int box_columns, int chunks = 0) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
     void* entry = nullptr;
