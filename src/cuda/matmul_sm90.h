@@ -7,6 +7,7 @@ namespace blocksparse::cuda::sm90 {
 
 // Families of this file's kernels, apart from those of the portable ones.
 enum Family : int { kUnion = 100, kWeightGrad = 101, kRounds = 102 };
+constexpr bool IsFamily(int family) { return family >= kUnion && family <= kRounds; }
 
 bool Supports(const MatmulProblem& problem, const Chip& chip);
 MatmulChoice Choose(const MatmulProblem& problem, const LayoutTable& table, const Chip& chip);
