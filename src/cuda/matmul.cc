@@ -10,13 +10,18 @@
 
 namespace blocksparse::cuda {
 
-// Native kernels wherever they support the problem. BLOCKSPARSE_CUDA_PATH=sm80 takes the portable ones on any chip, to
-// test and to compare; BLOCKSPARSE_PRINT_CHOICE=1 tells what was taken.
+// Native kernels where they support the problem and have been checked on a device. BLOCKSPARSE_CUDA_PATH=sm80 takes the
+// portable ones on any chip, sm90 all native ones, to test and to compare; BLOCKSPARSE_PRINT_CHOICE=1 tells what was taken.
 MatmulChoice ChooseMatmul(const MatmulProblem& problem, const LayoutTable& table, const Chip& chip) {
-  const char* path = std::getenv("BLOCKSPARSE_CUDA_PATH");
-  const bool portable = path != nullptr && std::string(path) == "sm80";
-  const MatmulChoice choice = !portable && sm90::Supports(problem, chip) ? sm90::Choose(problem, table, chip)
-                                                                         : sm80::Choose(problem, table, chip);
+  const char* wish = std::getenv("BLOCKSPARSE_CUDA_PATH");
+  const std::string path = wish ? wish : "";
+  bool native = path != "sm80" && sm90::Supports(problem, chip);
+  MatmulChoice choice;
+  if (native) {
+    choice = sm90::Choose(problem, table, chip);
+    native = path == "sm90" || sm90::Checked(problem, choice);
+  }
+  if (!native) choice = sm80::Choose(problem, table, chip);
   const char* print = std::getenv("BLOCKSPARSE_PRINT_CHOICE");
   if (print != nullptr && std::string(print) == "1")
     std::fprintf(stderr, "blocksparse: product %d, axis %d, blocks of %d, N %lld: %s, family %d, split %d\n",

@@ -219,6 +219,12 @@ bool Supports(const MatmulProblem& p, const Chip& chip) {
   return p.gate == nullptr;
 }
 
+bool Checked(const MatmulProblem& p, const MatmulChoice& choice) {
+  if (p.dtype != DType::kBFloat16) return false;
+  if (choice.family == kWeightGrad) return p.gate == nullptr && p.addend == nullptr;
+  return choice.family == kUnion && choice.tile == UnionPlan::kRows;
+}
+
 MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& table, const Chip& chip) {
   MatmulChoice choice;
   char why[160] = "";

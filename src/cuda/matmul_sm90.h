@@ -10,6 +10,9 @@ enum Family : int { kUnion = 100, kWeightGrad = 101, kRounds = 102 };
 constexpr bool IsFamily(int family) { return family >= kUnion && family <= kRounds; }
 
 bool Supports(const MatmulProblem& problem, const Chip& chip);
+// Whether this very choice has been checked on a device, as the kernel stands. The others run where BLOCKSPARSE_CUDA_PATH
+// asks for sm90.
+bool Checked(const MatmulProblem& problem, const MatmulChoice& choice);
 MatmulChoice Choose(const MatmulProblem& problem, const LayoutTable& table, const Chip& chip);
 Status Plan(const MatmulProblem& problem, const LayoutTable& table, const MatmulChoice& choice, MatmulPlan* plan);
 int64_t WorkspaceBytes(const MatmulProblem& problem, const MatmulChoice& choice, const MatmulPlan& plan,
