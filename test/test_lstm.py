@@ -506,7 +506,7 @@ def test_grouped_lstm_in_a_v1_graph(layernorm, group_size, dtype, rng):
         loss = tf.reduce_sum(tf.cast(first, tf.float32) ** 2) + tf.reduce_sum(tf.cast(again, tf.float32))
         plain, grads = tf.gradients(loss, params), tf.gradients(loss, params)
         same = bs.group_lstm_grads(grads, params, scope="lstm", group_size=group_size)
-        assert same is grads and grads[0] is not plain[0] and grads[0].dtype == tf.float32
+        assert same is grads and grads[0] is not plain[0] and grads[0].dtype == plain[0].dtype == dtype
         products, ahead, seen = set(), [grads[0].op], set()
         while ahead:
             op = ahead.pop()
