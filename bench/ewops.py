@@ -7,6 +7,7 @@ over ours. "fused" rows stand against the composition of TensorFlow ops that a u
 """
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -18,12 +19,14 @@ import tensorflow as tf
 import blocksparse as bs
 
 
-def gradient(function, *sources):
+def gradient(function, dy):
+    """dy is a tensor and no constant of the graph, or TensorFlow would fold it into its own gradients."""
+
     def run(*operands):
         with tf.GradientTape() as tape:
             tape.watch(operands)
             y = function(*operands)
-        return tape.gradient(y, operands, tf.ones_like(y))
+        return tape.gradient(y, operands, dy)
 
     return run
 
@@ -35,18 +38,19 @@ def cases(shape):
     x, y = (tf.constant(np.abs(rng.standard_normal(shape)) + 0.1, tf.float32) for _ in range(2))
     b, column = tf.constant(rng.standard_normal(k), tf.float32), tf.constant(rng.standard_normal(n), tf.float32)
     h = tf.cast(x, tf.bfloat16)
+    grad = functools.partial(gradient, dy=tf.constant(rng.standard_normal(shape), tf.float32))
     for name, peer in (
         ("add", tf.add), ("multiply", tf.multiply), ("divide", tf.divide), ("maximum", tf.maximum),
     ):  # fmt: skip
         yield name, getattr(bs, name), peer, (x, y), 1.0
-        yield f"{name} gradient", gradient(getattr(bs, name)), gradient(peer), (x, y), 1.0
+        yield f"{name} gradient", grad(getattr(bs, name)), grad(peer), (x, y), 1.0
     for name, peer in (
         ("negative", tf.negative), ("reciprocal", tf.math.reciprocal), ("square", tf.square), ("sqrt", tf.sqrt),
         ("exp", tf.exp), ("log", tf.math.log), ("sigmoid", tf.sigmoid), ("tanh", tf.tanh), ("relu", tf.nn.relu),
         ("elu", tf.nn.elu), ("gelu", lambda v: tf.nn.gelu(v, approximate=True)), ("swish", tf.nn.silu),
     ):  # fmt: skip
         yield name, getattr(bs, name), peer, (x,), 1.0
-        yield f"{name} gradient", gradient(getattr(bs, name)), gradient(peer), (x,), 1.0
+        yield f"{name} gradient", grad(getattr(bs, name)), grad(peer), (x,), 1.0
     yield "exp bfloat16", bs.exp, tf.exp, (h,), 1.0
     yield "cast to bfloat16", lambda v: bs.float_cast(v, tf.bfloat16), lambda v: tf.cast(v, tf.bfloat16), (x,), 1.0
     yield "cast to float16", lambda v: bs.float_cast(v, tf.float16), lambda v: tf.cast(v, tf.float16), (x,), 1.0
@@ -72,9 +76,9 @@ def cases(shape):
         ("bias relu axis 0", lambda v, b: bs.bias_relu(v, b, axis=0, relu=True), first_axis, (x, column)),
     ):
         yield f"fused {name}", ours, peer, operands, 1.5
-        yield f"fused {name} gradient", gradient(ours), gradient(peer), operands, 1.5
+        yield f"fused {name} gradient", grad(ours), grad(peer), operands, 1.5
     yield "bias", bs.bias_relu, tf.nn.bias_add, (x, b), 1.0
-    yield "gain gradient", gradient(bs.multiply), gradient(tf.multiply), (x, b), 1.0
+    yield "gain gradient", grad(bs.multiply), grad(tf.multiply), (x, b), 1.0
 
     def drop(v):
         return bs.dropout(v, 0.7)[0]
@@ -83,7 +87,7 @@ def cases(shape):
         return tf.nn.dropout(v, 0.3)
 
     yield "fused dropout", drop, tf_drop, (x,), 1.5
-    yield "fused dropout gradient", gradient(drop), gradient(tf_drop), (x,), 1.5
+    yield "fused dropout gradient", grad(drop), grad(tf_drop), (x,), 1.5
 
 
 def once(function, operands, calls):
