@@ -53,6 +53,7 @@ from blocksparse.matmul import (
     get_bsmm_dx_ops,
     group_param_grads,
 )
+from blocksparse.norms import batch_norm, layer_norm
 from blocksparse.utils import (
     _op_module,
     ceil_div,
@@ -75,6 +76,7 @@ __all__ = [
     "add_n",
     "add_n8",
     "assign_add",
+    "batch_norm",
     "bias_relu",
     "block_reduced_full_dw",
     "ceil_div",
@@ -99,6 +101,7 @@ __all__ = [
     "group_lstm_grads",
     "group_param_grads",
     "grouped_lstm",
+    "layer_norm",
     "log",
     "maximum",
     "minimum",

@@ -571,3 +571,110 @@ def embedding_lookup_grad(dy, idx, rows):
         if 0 <= idx[place] < rows:
             dw[idx[place]] += dy[place]
     return dw
+
+
+# Normalization
+
+
+def _segmented(x, axis, segments):
+    """x as `[outer, segments, features, inner]`, features of one segment next to each other."""
+    x = np.asarray(x, np.float64)
+    axis = range(x.ndim)[axis]
+    outer, inner = int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis + 1 :]))
+    return x.reshape(outer, segments, x.shape[axis] // segments, inner)
+
+
+def _normalized(x, dims, epsilon):
+    """`(x - mean) / sqrt(variance + epsilon)` over `dims`, and the factor."""
+    rstd = 1 / np.sqrt(x.var(axis=dims, keepdims=True) + epsilon)
+    return (x - x.mean(axis=dims, keepdims=True)) * rstd, rstd
+
+
+def layer_norm_test(x, g, b, axis=1, segments=1, epsilon=1e-6, relu=False):
+    """`y = x^ * g + b` with `x^ = (x - mean) / sqrt(variance + epsilon)` over the features (dimension `axis`) at each
+    other index, of each of `segments` equal contiguous parts by itself; with `relu` `max(y, 0)`.
+
+    Args:
+      x: of any rank from 1.
+      g, b: one element for each feature, in any shape.
+
+    Returns:
+      y, of x's shape.
+    """
+    cut = _segmented(x, axis, segments)
+    xhat, _ = _normalized(cut, 2, epsilon)
+    vector = (1, *cut.shape[1:3], 1)
+    y = xhat * np.asarray(g, np.float64).reshape(vector) + np.asarray(b, np.float64).reshape(vector)
+    return (np.maximum(y, 0) if relu else y).reshape(np.shape(x))
+
+
+def layer_norm_grad_test(dy, x, g, b, axis=1, segments=1, epsilon=1e-6, relu=False):
+    """The gradients of `layer_norm_test`. With t = dy, 0 where the relu gave 0, and d = t * g:
+
+    `dg = sum(t * x^)`, `db = sum(t)`, `dx = (d - mean(d) - x^ * mean(d * x^)) / sqrt(variance + epsilon)`.
+
+    Returns:
+      `(dx, dg, db)`; dg and db are `[K, 1]` with axis 0, else `[1, K]`.
+    """
+    cut = _segmented(x, axis, segments)
+    xhat, rstd = _normalized(cut, 2, epsilon)
+    vector = (1, *cut.shape[1:3], 1)
+    g, b = np.asarray(g, np.float64).reshape(vector), np.asarray(b, np.float64).reshape(vector)
+    t = _segmented(dy, axis, segments)
+    if relu:
+        t = np.where(xhat * g + b > 0, t, 0)
+    d = t * g
+    dx = (d - d.mean(axis=2, keepdims=True) - xhat * (d * xhat).mean(axis=2, keepdims=True)) * rstd
+    shape = (-1, 1) if range(np.ndim(x))[axis] == 0 else (1, -1)
+    return dx.reshape(np.shape(x)), (t * xhat).sum(axis=(0, 3)).reshape(shape), t.sum(axis=(0, 3)).reshape(shape)
+
+
+def _channel_vector(v, x):
+    return np.asarray(v, np.float64).reshape(1, x.shape[1], *[1] * (x.ndim - 2))
+
+
+def _other_dims(x):
+    return (0, *range(2, x.ndim))
+
+
+def batch_norm_inf_test(x, g, b, m, v, epsilon=1e-6):
+    """`y = (x - m) / sqrt(v + epsilon) * g + b`, by channel: x is `[N, C, ...]`, the others have C elements."""
+    x = np.asarray(x, np.float64)
+    g, b, m, v = (_channel_vector(u, x) for u in (g, b, m, v))
+    return (x - m) / np.sqrt(v + epsilon) * g + b
+
+
+def batch_norm_test(x, g, b, epsilon=1e-6):
+    """`batch_norm_inf_test` with each channel's own mean and (biased) variance: `(y, mean [C], variance [C])`."""
+    x = np.asarray(x, np.float64)
+    m, v = x.mean(axis=_other_dims(x)), x.var(axis=_other_dims(x))
+    return batch_norm_inf_test(x, g, b, m, v, epsilon), m, v
+
+
+def batch_norm_grad_test(dy, x, g, m, v, epsilon=1e-6):
+    """The gradients of `batch_norm_test`'s y. With n elements to a channel and x^ = (x - m) / sqrt(v + epsilon):
+
+    `dg = sum(dy * x^)`, `db = sum(dy)`, `dx = (dy - (x^ * dg + db) / n) * g / sqrt(v + epsilon)`.
+
+    Returns:
+      `(dx, dg [C], db [C])`.
+    """
+    dy, x = np.asarray(dy, np.float64), np.asarray(x, np.float64)
+    g, m, v = (_channel_vector(u, x) for u in (g, m, v))
+    rstd = 1 / np.sqrt(v + epsilon)
+    xhat = (x - m) * rstd
+    dg, db = ((u).sum(axis=_other_dims(x)) for u in (dy * xhat, dy))
+    n = x.size // x.shape[1]
+    dx = (dy - (xhat * _channel_vector(dg, x) + _channel_vector(db, x)) / n) * g * rstd
+    return dx, dg, db
+
+
+def batch_norm_inf_grad_test(dy, x, g, m, v, epsilon=1e-6):
+    """The gradients of `batch_norm_inf_test`: `(dx, dg, db, dm, dv)`, the last four `[C]`."""
+    dy, x = np.asarray(dy, np.float64), np.asarray(x, np.float64)
+    g, m, v = (_channel_vector(u, x) for u in (g, m, v))
+    rstd = 1 / np.sqrt(v + epsilon)
+    dims = _other_dims(x)
+    dg, db = (dy * (x - m) * rstd).sum(axis=dims), dy.sum(axis=dims)
+    flat = g.reshape(-1) * rstd.reshape(-1)
+    return dy * g * rstd, dg, db, -flat * db, -0.5 * flat * rstd.reshape(-1) * dg

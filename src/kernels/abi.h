@@ -2,4 +2,4 @@
 // table or of the C interface: a library built before the change is then refused by name instead of misread.
 #pragma once
 
-#define BLOCKSPARSE_ABI 5
+#define BLOCKSPARSE_ABI 6
