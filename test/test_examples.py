@@ -62,18 +62,6 @@ def test_grouped_gradient_is_that_of_plain_differentiation(rng, monkeypatch, lay
         assert error < 1e-6, error  # sums of a few terms in another order
 
 
-@pytest.mark.parametrize("segments", [1, 3])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_layer_norm(rng, axis, segments):
-    x = 3 + 2 * rng.standard_normal((5, 6 * segments))
-    gain, bias = rng.standard_normal((2, 6 * segments))
-    parts = [(part - part.mean(1)[:, None]) / part.std(1)[:, None] for part in np.split(x, segments, 1)]
-    expected = np.concatenate(parts, axis=1) * gain + bias
-    given = np.float32(x if axis else x.T), np.float32(gain), np.float32(bias)
-    result = model.layer_norm(*given, axis=axis, segments=segments).numpy()
-    np.testing.assert_allclose(result if axis else result.T, expected, rtol=0, atol=1e-4)
-
-
 def test_block_sparse_model_has_as_many_weights_as_its_dense_equal():
     sparse = model.make_products(128, 4, "balanced_random", density=1 / 16, block_size=8)
     dense = model.make_products(32, 4)

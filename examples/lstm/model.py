@@ -10,6 +10,7 @@ from data import VOCABULARY
 
 from blocksparse.lstm import fused_lstm_gates
 from blocksparse.matmul import BlocksparseMatMul
+from blocksparse.norms import layer_norm
 from blocksparse.topology import make_layout
 
 
@@ -33,25 +34,6 @@ def cell(lin, internal_steps, axis, x, h, c):
     gates = lin("gates", h)  # i, u, f and o
     c, h = fused_lstm_gates(c, *([gates] if axis else tf.split(gates, 4)))
     return h, c
-
-
-@tf.function(autograph=False)  # traced once, not for each of its many uses in an unrolled window
-def layer_norm(x, gain, bias, axis, segments, epsilon=1e-6):
-    """(x - mean) / sqrt(variance + epsilon) * gain + bias, over the features of each sample.
-
-    Args:
-      x: float32 `[features, batch]` (axis 0) or `[batch, features]` (axis 1).
-      gain, bias: float32 `[features]`.
-      segments: that many equal parts of the features have a mean and a variance of their own.
-    """
-    width = x.shape[axis] // segments
-    cut = (-1, segments, width) if axis else (segments, width, -1)
-    vector = (segments, width) if axis else (segments, width, 1)
-    features = tf.reshape(x, cut)
-    centered = features - tf.reduce_mean(features, axis + 1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(centered), axis + 1, keepdims=True)
-    normed = centered * tf.math.rsqrt(variance + epsilon) * tf.reshape(gain, vector) + tf.reshape(bias, vector)
-    return tf.reshape(normed, tf.shape(x))
 
 
 def unroll(step, products, inputs, state, weights, parameters):
