@@ -87,8 +87,10 @@ def main(arguments):
     print(
         f"block-sparse {seconds * 1e3:.2f} ms, dense {dense_seconds * 1e3:.2f} ms: {dense_seconds / seconds:.1f} times"
     )
-    # Both round sums of up to 4096 float32 products, each in an order of its own.
-    if not max(y_error, dw_error) < 1e-5:
+    # Both round sums of up to 4096 float32 products, each in an order of its own. On a GPU TensorFlow by
+    # default rounds the factors to TF32, 11 bits.
+    tf32 = tf.config.list_physical_devices("GPU") and tf.config.experimental.tensor_float_32_execution_enabled()
+    if not max(y_error, dw_error) < (1e-3 if tf32 else 1e-5):
         raise SystemExit("the block-sparse product differs from the dense one")
 
 

@@ -45,6 +45,17 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("device", helpers.devices())
 
 
+@pytest.fixture
+def true_float32():
+    """Float32 without TF32, which dense products take on a GPU by TensorFlow's default."""
+    import tensorflow as tf
+
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    yield
+    tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
 @pytest.fixture(autouse=True)
 def _strict_placement(request):
     """Tests on a device fail where TensorFlow would move an op elsewhere; `soft_placement` marks those that may."""

@@ -46,6 +46,7 @@ def net(bsmm, kind, steps, x, w, gates):
     return loss + tf.reduce_sum(w * w) if kind == "also dense" else loss
 
 
+@pytest.mark.usefixtures("true_float32")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["v1", "function", "tape"])
 def test_same_gradients_from_fewer_launches(device, rng, mode, kind):
@@ -53,8 +54,6 @@ def test_same_gradients_from_fewer_launches(device, rng, mode, kind):
     bsmm = BlocksparseMatMul(layout, 8, 1)
     arrays = [random_values(rng, (5, 24), np.float32), 0.3 * random_values(rng, bsmm.w_shape, np.float32)]
     arrays += [rng.standard_normal(bsmm.blocks).astype(np.float32) for _ in range(2)]
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
     launches = []
 
     def build(x, w, *gates, grouped):
@@ -76,7 +75,6 @@ def test_same_gradients_from_fewer_launches(device, rng, mode, kind):
 
     plain = run(device, mode, lambda *t: build(*t, grouped=False), arrays)
     grouped = run(device, mode, lambda *t: build(*t, grouped=True), arrays)
-    tf.config.experimental.enable_tensor_float_32_execution(before)
     assert launches == [[1, 1, 4, 4] if kind == "two gates" else [2, 4, 4]]
     tolerance = 2e-3 if kind == "cast" else 1e-5
     assert len(plain) == {"gate_grad": 2, "two gates": 3}.get(kind, 1)
@@ -194,13 +192,12 @@ def test_many_terms():
 # --------------------------------------------------------------------------------------------------------- importance
 
 
+@pytest.mark.usefixtures("true_float32")
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_block_reduced_full_dw(device, rng, axis, norm):
     layout = random_layout(rng, 3, 3, 0.5)
     bsmm = BlocksparseMatMul(layout, 8, axis)
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
     for dtype in (tf.float32, tf.float16, tf.bfloat16):
         with tf.Graph().as_default(), tf1.Session() as session, tf.device(device):
             x, w, gradient, pairs = graph_of_steps(bsmm, 5, dtype)
@@ -223,7 +220,6 @@ def test_block_reduced_full_dw(device, rng, axis, norm):
             assert result.dtype == np.float32 and result.shape == (3, 3)
             np.testing.assert_allclose(result, expected, rtol=1e-5)
         assert not results[2].any() and not nothing.any()
-    tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
 def test_block_reduced_full_dw_of_overflow(device, rng):

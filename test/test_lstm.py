@@ -11,6 +11,8 @@ import blocksparse as bs
 from blocksparse import lstm
 from blocksparse import reference as ref
 
+pytestmark = pytest.mark.usefixtures("true_float32")
+
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), bfloat16]
 widths = st.one_of(st.sampled_from([0, 1, 3, 4, 8, 15, 16, 17, 32, 33, 100, 256]), st.integers(1, 150))
 row_counts = st.one_of(st.sampled_from([0, 1, 2, 31, 33]), st.integers(1, 60))

@@ -336,9 +336,13 @@ def test_eager_threads(device, rng):
 
     def worker(dtype, layout):
         function, operands = products(rng, layout, dtype)
-        # Tensors are made on one thread: with a GPU, TensorFlow 2.21 mixes up those that two threads make at once.
+        # All are made on one thread, and where the op takes them: with a GPU, TensorFlow 2.21 mixes up tensors that two
+        # threads copy there at once.
+        x, w, table, dy = operands
+        with tf.device(device):
+            x, w, dy = [tf.identity(tf.constant(operand)) for operand in (x, w, dy)]
         with tf.device("/CPU:0"):
-            operands = [tf.constant(operand) for operand in operands]
+            operands = [x, w, tf.constant(table), dy]
         expected = []
 
         def check():

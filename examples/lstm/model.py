@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from data import VOCABULARY
 
+from blocksparse.embed import embedding_lookup
 from blocksparse.lstm import fused_lstm_gates
 from blocksparse.matmul import BlocksparseMatMul
 from blocksparse.norms import layer_norm
@@ -125,7 +126,7 @@ class LanguageModel(tf.Module):
         Returns:
           (float32 logits of the next bytes `[time * batch, 256]`, time by time; the state after the window).
         """
-        xs = tf.gather(self.embedding, tf.transpose(bytes_in))  # [time, batch, embedding]
+        xs = embedding_lookup(self.embedding, tf.transpose(bytes_in))  # [time, batch, embedding]
         if self.axis == 0:
             xs = tf.transpose(xs, (0, 2, 1))
         weights = {name: tf.cast(weight, self.precision) for name, weight in self.weights.items()}
