@@ -37,6 +37,7 @@ __all__ = [
     "SparseProj",
     "add_control_input",
     "block_reduced_full_dw",
+    "dw_matmul_large_n",
     "get_bsmm_dx_ops",
     "get_constant",
     "get_parents",
@@ -520,6 +521,30 @@ class BlocksparseMatMul:
         """The gradient of `l2_normalize` without gain for the output gradient U, which it overwrites and returns."""
         U[:] = reference.l2_normalize_grad(W, U, self._blocks.layout, None, epsilon, self.z_order)[0]
         return U
+
+
+def dw_matmul_large_n(x, e, name: str | None = None) -> tf.Tensor:
+    """The gradient of a dense weight, in float32 whatever the operands are: `u[c, k] = sum_n x[n, c] e[n, k]`.
+
+    A composition of TensorFlow's ops, so its gradients are TensorFlow's.
+
+    Args:
+      x: `[..., C]`, float32, float16 or bfloat16.
+      e: `[..., K]`, of x's dtype and leading dimensions.
+      name: of the ops.
+
+    Returns:
+      float32 `[C, K]`; accumulated in float32. Float32 operands are rounded to TF32 where TensorFlow's switch says so.
+    """
+    x, e = _tensor(x), _tensor(e)
+    if x.dtype not in _DTYPES or e.dtype != x.dtype:
+        raise ValueError(f"x and e must both be float32, float16 or bfloat16, got {x.dtype.name} and {e.dtype.name}")
+    if x.shape.rank == 0 or e.shape.rank == 0 or not x.shape[:-1].is_compatible_with(e.shape[:-1]):
+        raise ValueError(f"x and e must have the same dimensions but for the last, got {x.shape} and {e.shape}")
+    with tf.name_scope(name or "dw_matmul_large_n"):
+        n = tf.reduce_prod(tf.shape(x)[:-1])
+        x, e = (tf.cast(tf.reshape(t, [n, tf.shape(t)[-1]]), tf.float32) for t in (x, e))
+        return tf.matmul(x, e, transpose_a=True)
 
 
 def largest_block(dim: int) -> tuple[int, int]:

@@ -14,6 +14,8 @@ from blocksparse._random import entropy_size, get_entropy, set_entropy
 
 __all__ = [
     "backward_pad",
+    "bst_conv_layout",
+    "bst_deconv_layout",
     "ceil_div",
     "conv_slice",
     "deconv_slice",
@@ -172,3 +174,125 @@ def deconv_slice(x: int, Q: int, S: int, bpad: int, std: int = 1, dil: int = 1) 
     """The outputs, of Q, that read input x; `bpad` is `backward_pad`."""
     scaled = (x - bpad + s * dil for s in range(S))
     return [e // std for e in scaled if e % std == 0 and 0 <= e // std < Q]
+
+
+# ------------------------------------------------------------------------------ attention in the shape of a convolution
+
+
+def bst_conv_layout(input_h=1, input_w=1, filter_h=1, filter_w=1, stride=1, blk_size=32, autoregressive=True):
+    """Which keys a query sees where attention has the windows of a two-dimensional convolution.
+
+    Keys are the pixels of an input `[input_h, input_w]`, row by row; queries those of an output `[P, Q]`, the input's
+    size over stride. Query (p, q) sees the keys in its window; with autoregressive only those up to key
+    (p stride, q stride). The padding is the smallest that gives the output its size.
+
+    Args:
+      input_h: height, a multiple of stride; or 1, for which filter_h is 1, too.
+      input_w: width, a multiple of stride.
+      filter_h: height of the window.
+      filter_w: width of the window.
+      stride: inputs from one output to the next; 2 where a filter's size is even.
+      blk_size: pixels of a block; divides the number of inputs and that of outputs.
+      autoregressive: whether a query is kept from seeing what comes after it.
+
+    Returns:
+      layout: bool `[P Q / blk_size, input_h input_w / blk_size]`, the blocks with a pair in them.
+      mask_callback: `(blk_shape, head_idx, qry_idx, key_idx, blk_idx)` to the pairs of a block, bool
+        `[blk_size, blk_size]`, a row for each query.
+    """
+    name = "bst_conv_layout"
+    windows = _Windows(name, ("input_h", input_h), ("input_w", input_w), filter_h, filter_w, stride, blk_size)
+    return windows.layout_and_mask(name, lambda q, k: windows.pairs(q, k, autoregressive), False)
+
+
+def bst_deconv_layout(output_h=1, output_w=1, filter_h=1, filter_w=1, stride=1, blk_size=32, autoregressive=True):
+    """The transpose of `bst_conv_layout`: queries are the pixels of the larger image.
+
+    Query (h, w) of an output `[output_h, output_w]` sees key (p, q) of the smaller image where the convolution from the
+    one to the other connects the two; with autoregressive only if (h, w) is not before (p stride, q stride).
+
+    Args:
+      output_h: height, a multiple of stride; or 1, for which filter_h is 1, too.
+      output_w: width, a multiple of stride.
+      filter_h: height of the window.
+      filter_w: width of the window.
+      stride: see `bst_conv_layout`.
+      blk_size: see `bst_conv_layout`.
+      autoregressive: see `bst_conv_layout`.
+
+    Returns:
+      layout: bool `[output_h output_w / blk_size, P Q / blk_size]`.
+      mask_callback: as of `bst_conv_layout`.
+    """
+    name = "bst_deconv_layout"
+    windows = _Windows(name, ("output_h", output_h), ("output_w", output_w), filter_h, filter_w, stride, blk_size)
+    return windows.layout_and_mask(name, lambda q, k: windows.pairs(k, q, autoregressive, after=True).T, True)
+
+
+class _Windows:
+    """The windows of a convolution over an image `[H, W]`, by pixels and by blocks of them."""
+
+    def __init__(self, name, height, width, filter_h, filter_w, stride, blk_size):
+        for size_name, size in (height, width, ("filter_h", filter_h), ("filter_w", filter_w), ("stride", stride)):
+            if size < 1:
+                raise ValueError(f"{name}: {size_name} must be at least 1, got {size}")
+        (height_name, H), (width_name, W) = height, width
+        if (H > 1 and H % stride) or W % stride:
+            raise ValueError(
+                f"{name}: {height_name} (unless it is 1) and {width_name} must be multiples of stride {stride}, "
+                f"got {H} and {W}"
+            )
+        self.size, self.out, self.stride, self.blk_size = (H, W), (max(H // stride, 1), W // stride), stride, blk_size
+        self.filter = (filter_h if H > 1 else 1, filter_w)
+        pixels = [H * W, reduce_mul(self.out)]
+        if blk_size < 1 or any(n % blk_size for n in pixels):
+            raise ValueError(
+                f"{name}: blk_size must divide the numbers of pixels, {pixels[0]} and {pixels[1]}, got {blk_size}"
+            )
+        self.blocks = [n // blk_size for n in pixels]
+        self.reached = []  # for each dimension, bool [output, input]
+        self.padding = []
+        for size, out, taps in zip(self.size, self.out, self.filter, strict=True):
+            pad = next((p for p in range(taps) if out_dim(taps, size, p, stride) == out), None)
+            if pad is None:
+                raise ValueError(
+                    f"{name}: no padding of a filter of {taps} at stride {stride} takes {size} pixels to {out}; "
+                    "filters of even size need stride 2"
+                )
+            reached = np.zeros((out, size), bool)
+            for q in range(out):
+                reached[q, conv_slice(q, size, taps, pad, stride)] = True
+            self.reached.append(reached)
+            self.padding.append(pad)
+
+    def pairs(self, outputs, inputs, autoregressive, after=False):
+        """Bool `[outputs, inputs]` of two ranges of pixels; `after`: an output is only seen from later inputs."""
+        (p, q), (h, w) = np.divmod(outputs, self.out[1]), np.divmod(inputs, self.size[1])
+        pairs = self.reached[0][p][:, h] & self.reached[1][q][:, w]
+        if autoregressive:
+            limit = (p * self.stride * self.out[1] * self.stride + q * self.stride)[:, None]
+            pairs &= inputs >= limit if after else inputs <= limit
+        return pairs
+
+    def layout_and_mask(self, name, pairs, transposed):
+        keys, queries = self.blocks[::-1] if transposed else self.blocks
+        block = lambda idx: np.arange(idx * self.blk_size, (idx + 1) * self.blk_size)  # noqa: E731
+        everything = np.arange(keys * self.blk_size)
+        layout = np.stack(
+            [
+                pairs(block(q), everything).reshape(self.blk_size, keys, self.blk_size).any((0, 2))
+                for q in range(queries)
+            ]
+        )
+
+        def mask_callback(blk_shape, head_idx, qry_idx, key_idx, blk_idx):
+            if tuple(blk_shape) != (self.blk_size, self.blk_size):
+                raise ValueError(f"{name}: blocks are {self.blk_size} x {self.blk_size}, got blk_shape {blk_shape}")
+            return pairs(block(qry_idx), block(key_idx))
+
+        print(
+            f"{name}: {self.size[0]}x{self.size[1]} to {self.out[0]}x{self.out[1]}, "
+            f"filter {self.filter[0]}x{self.filter[1]}, stride {self.stride}, "
+            f"padding {self.padding[0]}x{self.padding[1]}, {layout.sum()} of {layout.size} blocks"
+        )
+        return layout, mask_callback

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blocksparse import _gradients, reference
-from blocksparse.matmul import BlocksparseMatMul, largest_block
+from blocksparse.matmul import BlocksparseMatMul, dw_matmul_large_n, largest_block
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = (np.float32, np.float16, bfloat16)
@@ -630,6 +630,22 @@ def test_largest_block():
     assert [largest_block(n) for n in (64, 48, 24)] == [(32, 2), (16, 3), (8, 3)]
     with pytest.raises(ValueError, match="dimension not multiple of 8, 16, or 32"):
         largest_block(12)
+
+
+@pytest.mark.usefixtures("true_float32")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch, C, K", [((20011,), 32, 8), ((7, 3), 5, 12), ((0,), 4, 4), ((1,), 64, 8), ((3,), 0, 2)])
+def test_dw_matmul_large_n(device, rng, dtype, batch, C, K):
+    x, e = random_values(rng, (*batch, C), dtype), random_values(rng, (*batch, K), dtype)
+    with tf.device(device):
+        u = dw_matmul_large_n(x, e)
+    wide = [v.astype(np.float64).reshape(int(np.prod(batch)), -1 if v.size else v.shape[-1]) for v in (x, e)]
+    magnitude = np.abs(wide[0]).T @ np.abs(wide[1])
+    assert_product_close(u.numpy(), wide[0].T @ wide[1], magnitude, np.prod(batch))
+    with pytest.raises(ValueError, match="must have the same dimensions but for the last"):
+        dw_matmul_large_n(x, e[None])
+    with pytest.raises(ValueError, match="must both be float32, float16 or bfloat16, got .* and int32"):
+        dw_matmul_large_n(x, e.astype(np.int32))
 
 
 def test_calls_are_counted_and_legacy_arguments_accepted(rng):

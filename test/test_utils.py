@@ -101,3 +101,70 @@ def test_convolution_sizes(W, S, std, dil, data):
         assert sorted(utils.deconv_slice(x, max(Q, 0), S, bpad, std, dil)) == reads.get(x, [])
     if S % 2 and std == 1:
         assert utils.out_dim(S, W, utils.same_pad(S, dil), 1, dil) == W
+
+
+def test_conv_layout_examples(capsys):
+    """Those of the original's documentation."""
+    layout, mask = utils.bst_conv_layout(input_w=64, filter_w=15, stride=1, blk_size=8)
+    assert "padding 0x7" in capsys.readouterr().out
+    assert layout.dtype == bool and np.array_equal(layout, np.eye(8) + np.eye(8, k=-1))
+    assert np.array_equal(mask((8, 8), 0, 3, 3, 0), np.tri(8))
+    layout, _ = utils.bst_conv_layout(input_w=64, filter_w=8, stride=2, blk_size=8)
+    assert [np.flatnonzero(row).tolist() for row in layout] == [[0, 1], [1, 2, 3], [3, 4, 5], [5, 6, 7]]
+    layout, _ = utils.bst_deconv_layout(output_w=64, filter_w=8, stride=2, blk_size=8)
+    assert [np.flatnonzero(row).tolist() for row in layout] == [[0], [0], [0, 1], [1], [1, 2], [2], [2, 3], [3]]
+
+
+@given(
+    *(st.integers(1, 6) for _ in range(2)),
+    *(st.integers(1, 7) for _ in range(2)),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+def test_conv_layout_connects_what_the_convolution_does(h, w, filter_h, filter_w, stride, autoregressive, turned, data):
+    """Pixel by pixel."""
+    H, W = 1 if h == 1 else h * stride, w * stride
+    P, Q = max(H // stride, 1), w
+    blk_size = data.draw(st.sampled_from([b for b in range(1, P * Q + 1) if P * Q % b == 0 and H * W % b == 0]))
+    build = utils.bst_deconv_layout if turned else utils.bst_conv_layout
+    try:
+        layout, mask = build(H, W, filter_h, filter_w, stride, blk_size, autoregressive)
+    except ValueError as error:
+        assert "no padding" in str(error)
+        return
+    filters = [1 if H == 1 else filter_h, filter_w]
+    pads = [
+        next(p for p in range(f) if utils.out_dim(f, size, p, stride) == out)
+        for f, size, out in zip(filters, (H, W), (P, Q), strict=True)
+    ]
+    expected = np.zeros((P * Q, H * W), bool)
+    for p, q in np.ndindex(P, Q):
+        for i in utils.conv_slice(p, H, filters[0], pads[0], stride):
+            for j in utils.conv_slice(q, W, filters[1], pads[1], stride):
+                key, query = i * W + j, p * stride * Q * stride + q * stride
+                expected[p * Q + q, i * W + j] = not autoregressive or (key >= query if turned else key <= query)
+    expected = expected.T if turned else expected
+    blocks = expected.reshape(layout.shape[0], blk_size, layout.shape[1], blk_size)
+    assert np.array_equal(layout, blocks.any((1, 3)))
+    for q, k in np.ndindex(*layout.shape):
+        assert np.array_equal(mask((blk_size, blk_size), 0, q, k, 0), blocks[q, :, k])
+
+
+def test_conv_layout_errors():
+    for match, args in {
+        "input_h .unless it is 1. and input_w must be multiples of stride 2, got 3 and 4": {
+            "input_h": 3,
+            "input_w": 4,
+            "stride": 2,
+        },
+        "no padding of a filter of 4 at stride 1 takes 32 pixels to 32": {"input_w": 32, "filter_w": 4},
+        "blk_size must divide the numbers of pixels, 48 and 48, got 32": {"input_w": 48, "filter_w": 3},
+        "filter_w must be at least 1, got 0": {"input_w": 32, "filter_w": 0},
+    }.items():
+        with pytest.raises(ValueError, match=match):
+            utils.bst_conv_layout(**args)
+    _, mask = utils.bst_conv_layout(input_w=64, filter_w=3)
+    with pytest.raises(ValueError, match="blocks are 32 x 32, got blk_shape .16, 16."):
+        mask((16, 16), 0, 0, 0, 0)
