@@ -202,7 +202,7 @@ SANITIZE := -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
 sanitize: lib
 	$(MAKE) kernels NVCC= BUILD=$(BUILD)/sanitize "EXTRA_CXXFLAGS=$(SANITIZE) -Wl,-z,nodefs"
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 BLOCKSPARSE_KERNELS=$(BUILD)/sanitize/$(notdir $(KERNELS)) $(RUN) -m pytest test/test_c_api.py
+	  ASAN_OPTIONS=detect_leaks=0 BLOCKSPARSE_KERNELS=$(BUILD)/sanitize/$(notdir $(KERNELS)) $(RUN) -m pytest test/test_kernels.py
 
 bench: lib
 	$(RUN) bench/$(or $(BENCH),matmul).py $(or $(ARGS),$(if $(BENCH),,--suite floors))

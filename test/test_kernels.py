@@ -1,5 +1,9 @@
 """The kernels by themselves, on generated operands and on every device: no TensorFlow between operands and result."""
 
+import os
+import subprocess
+import sys
+
 import c_api
 import helpers
 import numpy as np
@@ -117,6 +121,58 @@ def test_weight_gradient(device, layout, bsize, axis, precision, out_float32, ns
     sizes = [[np.abs(v) for v in values] for values in (xs, dys)]
     magnitude = ref.matmul_dw(*sizes, layout, bsize, axis, gate, dw_gated=True) + np.abs(extra)
     assert_product_close(dw, expected, magnitude, sum(ns) + 1, tf32)
+
+
+def check_products(device, rng, layout, bsize, axis, dtype, n):
+    table = BlockLayout(layout).table
+    x, dy = (activations(rng, n, blocks * bsize, axis, dtype) for blocks in layout.shape)
+    w = random_values(rng, (np.count_nonzero(layout), bsize, bsize), dtype)
+    sizes = [np.abs(v) for v in (x, dy, w)]
+    for product, oracle, a, b, terms in (
+        (FORWARD, ref.matmul, 0, 2, layout.sum(0).max() * bsize),
+        (INPUT_GRAD, ref.matmul_dx, 1, 2, layout.sum(1).max() * bsize),
+        (WEIGHT_GRAD, ref.matmul_dw, 0, 1, max(n, 1)),
+    ):
+        operands = [(x, dy, w)[i] for i in (a, b)]
+        lists = [[v] for v in operands] if product == WEIGHT_GRAD else operands
+        y = runs(c_api.device_name(device), table, product, *lists, axis=axis, bsize=bsize)
+        magnitude = oracle(sizes[a], sizes[b], layout, bsize, axis)
+        assert_product_close(y, oracle(*operands, layout, bsize, axis), magnitude, terms)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bsize", BSIZES)
+def test_each_kernel(device, rng, bsize, axis, dtype):
+    for n in (1, 24, 61, 129):
+        layout = helpers.random_layout(rng, int(rng.integers(1, 6)), int(rng.integers(1, 6)), rng.choice([0.2, 0.6, 1]))
+        check_products(device, rng, layout, bsize, axis, dtype, n)
+
+
+@pytest.mark.parametrize("bsize", [8, 32])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_hubs_and_long_batches(device, rng, axis, bsize):
+    """One full row and column, empty ones beside them, more batch than a pass of the weight gradient takes."""
+    layout = np.zeros((21, 17), bool)
+    layout[3], layout[:, 5] = True, True
+    layout[7], layout[:, 11] = False, False
+    check_products(device, rng, layout, bsize, axis, DTYPES[0], 600)
+    check_products(device, rng, layout, bsize, axis, DTYPES[1], 33)
+
+
+@pytest.mark.skipif("BLOCKSPARSE_CPU_ISA" in os.environ, reason="this is the process the test below starts")
+@pytest.mark.parametrize("isa", ["base", "avx2", "avx512"])
+def test_instruction_sets(isa):
+    """The other instruction sets that this CPU has: these tests again, in a process of their own."""
+    with Matmul(BlockLayout([[1]]).table) as matmul:
+        if matmul.choice(FORWARD, 8, np.float32).startswith(isa):
+            pytest.skip("the tests above ran it")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    command += ["-k", "not GPU and (each_kernel or weight_gradient or belong or subnormals)"]
+    run = subprocess.run(command, env={**os.environ, "BLOCKSPARSE_CPU_ISA": isa}, capture_output=True, text=True)
+    if "this CPU allows" in run.stdout:
+        pytest.skip(f"this CPU has no {isa}")
+    assert run.returncode == 0, run.stdout[-4000:]
 
 
 @settings(max_examples=30)
