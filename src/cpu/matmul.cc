@@ -41,7 +41,7 @@ constexpr int64_t kGradPass = 512;
 // Input features whose packed activations of one pass stay in a second-level cache.
 constexpr int kGradSlice = 128;
 // Features packed by one task.
-constexpr int64_t kPackFeatures = 256;
+constexpr int64_t kPackFeatures = 64;
 // Output features that are written together, so that whole cache lines reach memory when features come last.
 constexpr int kUnitFeatures = 64;
 constexpr int kUnits = 256;
@@ -71,21 +71,12 @@ struct Panels {
   int64_t vectors, most, count, narrower;
 };
 
-// How many panels go through a block column's weights together. Alone, a panel stays in the second-level cache while the
-// weights come from further out: 4 / (2 width) bytes a flop. Together they share the weights, but come from further out
-// themselves, each for all outputs of a block: 4 / (2 bsize) bytes a flop. Bytes from memory cost about three times as
-// much as from the last-level cache, and so does converting the weights.
-int64_t PanelsTogether(const MatmulProblem& p, int64_t in_features, int64_t width) {
-  const int64_t weight_bytes = int64_t(p.blocks) * p.bsize * p.bsize * SizeOf(p.dtype);
-  if (in_features * width * 4 > SecondCacheBytes()) return kPanels;
-  const bool dear = weight_bytes > LastCacheBytes() / 2 || p.dtype != DType::kFloat32 || p.gate;
-  return p.bsize * (dear ? 3 : 1) > width ? kPanels : 1;
-}
-
 // Forward or input gradient, with the layout's columns (rows) as outputs.
+//
+// Group by group of panels: all threads pack the group, then share the outputs. So the packed activations stay in the
+// last-level cache, which the threads have in common, and the weights are packed and read once a group.
 struct ProductRun {
-  ProductRun(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const MatmulKernels& kernels,
-             int threads)
+  ProductRun(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const MatmulKernels& kernels)
       : p(p),
         kernels(kernels),
         forward(p.product == Product::kForward),
@@ -93,29 +84,28 @@ struct ProductRun {
         out_features(forward ? p.K() : p.C()),
         panels(p.n[0], kernels.lanes, choice.tile),
         one(p.n[0] == 1),
-        fused(!one && panels.count >= (threads == 1 ? 1 : 4 * threads)),
-        together(std::min(PanelsTogether(p, in_features, choice.tile),
-                          fused ? CeilDiv(panels.count, 2 * threads) : panels.count)),
-        groups(CeilDiv(panels.count, together)),
+        groups(CeilDiv(panels.count, kPanels)),
         ptr(plan.words.data() + plan.numbers[0]),
         in(plan.words.data() + plan.numbers[1]),
         ids(plan.words.data() + plan.numbers[2]),
         units(plan.words.data() + plan.numbers[3]),
         unit_count(plan.numbers[4]),
-        group_width(together * choice.tile),
+        group_width(CeilDiv(panels.count, groups) * choice.tile),
         sums_floats(Rounded(std::max(kUnitFeatures, p.bsize) * group_width)),
-        packed_floats(Rounded(in_features * (one     ? 1
-                                             : fused ? group_width
-                                                     : panels.vectors * kernels.lanes))) {}
+        packed_floats(Rounded(in_features * (one ? 1 : group_width))) {}
 
-  int64_t WorkerFloats() const { return sums_floats + kColumnScratch + (fused ? packed_floats : 0); }
-  int64_t WorkspaceFloats(int threads) const { return WorkerFloats() * threads + (fused ? 0 : packed_floats); }
+  int64_t WorkerFloats() const { return sums_floats + kColumnScratch; }
+  int64_t WorkspaceFloats(int threads) const { return WorkerFloats() * threads + packed_floats; }
 
   int64_t FirstPanel(int64_t group) const { return panels.count * group / groups; }
 
-  void Pack(int64_t panel, int64_t f0, int64_t f1, float* packed) const {
-    const int width = panels.Width(panel);
-    kernels.pack_panel(Inputs(), panels.First(panel), panels.Entries(panel), f0, f1, width, packed + f0 * width);
+  // Features [f0, f1) of a group of panels.
+  void Pack(int64_t group, int64_t f0, int64_t f1, float* packed) const {
+    for (int64_t panel = FirstPanel(group); panel < FirstPanel(group + 1); ++panel) {
+      const int width = panels.Width(panel);
+      kernels.pack_panel(Inputs(), panels.First(panel), panels.Entries(panel), f0, f1, width, packed + f0 * width);
+      packed += in_features * width;
+    }
   }
 
   // Outputs [units[u], units[u + 1]) of a group of panels; `packed` is the first panel's.
@@ -158,19 +148,10 @@ struct ProductRun {
   }
 
   void Run(float* workspace, ThreadPool* pool) const {
-    const double macs = double(p.blocks) * p.bsize * p.bsize * panels.vectors * kernels.lanes;
-    const double bytes = double(p.blocks) * p.bsize * p.bsize * SizeOf(p.dtype);
-    if (fused) {
-      pool->ForEach(groups, Ns(macs / groups, bytes), [&](int64_t group, int worker) {
-        KeepSubnormals keep;
-        float *scratch = workspace + worker * WorkerFloats(), *packed = scratch + sums_floats + kColumnScratch;
-        const int64_t first = FirstPanel(group), end = FirstPanel(group + 1), n0 = panels.First(first);
-        for (int64_t panel = first; panel < end; ++panel)
-          Pack(panel, 0, in_features, packed + (panels.First(panel) - n0) * in_features);
-        for (int64_t u = 0; u < unit_count; ++u) Unit(u, group, packed, scratch);
-      });
-      return;
-    }
+    const int64_t weights = int64_t(p.blocks) * p.bsize * p.bsize;
+    const int64_t unit_ns =
+        Ns(double(weights) * double(std::min(group_width, panels.vectors * kernels.lanes)) / unit_count,
+           double(weights) * SizeOf(p.dtype) / unit_count);
     float* packed = workspace + WorkerFloats() * pool->threads();
     if (one) {
       if (p.dtype == DType::kFloat32)
@@ -178,22 +159,21 @@ struct ProductRun {
       else
         kernels.pack_panel({const_cast<void*>(p.a[0]), p.dtype, 0, in_features, 1}, 0, int(in_features), 0, 1,
                            int(in_features), packed);
-    } else {
-      const int64_t slices = CeilDiv(in_features, kPackFeatures);
-      const double moved = double(kPackFeatures) * panels.Width(0) * (SizeOf(p.dtype) + 4);
-      pool->ForEach(slices * panels.count, Ns(0, moved), [&](int64_t task, int) {
+    }
+    for (int64_t group = 0; group < groups; ++group) {
+      if (!one) {
+        const int64_t moved = kPackFeatures * group_width * (SizeOf(p.dtype) + 4);
+        pool->ForEach(CeilDiv(in_features, kPackFeatures), Ns(0, double(moved)), [&](int64_t slice, int) {
+          KeepSubnormals keep;
+          const int64_t f0 = slice * kPackFeatures;
+          Pack(group, f0, std::min(f0 + kPackFeatures, in_features), packed);
+        });
+      }
+      pool->ForEach(unit_count, unit_ns, [&](int64_t unit, int worker) {
         KeepSubnormals keep;
-        const int64_t panel = task / slices, f0 = task % slices * kPackFeatures;
-        Pack(panel, f0, std::min(f0 + kPackFeatures, in_features), packed + panels.First(panel) * in_features);
+        Unit(unit, group, packed, workspace + worker * WorkerFloats());
       });
     }
-    const int64_t tasks = unit_count * groups;
-    pool->ForEach(tasks, Ns(macs / tasks, bytes / unit_count), [&](int64_t task, int worker) {
-      KeepSubnormals keep;
-      const int64_t group = task / unit_count;
-      Unit(task % unit_count, group, packed + panels.First(FirstPanel(group)) * in_features,
-           workspace + worker * WorkerFloats());
-    });
   }
 
   Activations Inputs() const { return {const_cast<void*>(p.a[0]), p.dtype, p.axis, p.n[0], in_features}; }
@@ -205,8 +185,8 @@ struct ProductRun {
   const bool forward;
   const int64_t in_features, out_features;
   const Panels panels;
-  const bool one, fused;  // fused: each worker packs a group of panels and computes all its outputs
-  const int64_t together, groups;
+  const bool one;
+  const int64_t groups;
   const int32_t *ptr, *in, *ids, *units;
   const int64_t unit_count, group_width, sums_floats, packed_floats;
 };
@@ -370,7 +350,7 @@ int64_t MatmulWorkspaceBytes(const MatmulProblem& p, const MatmulChoice& choice,
     const GradRun run(p, plan, *kernels);
     floats = run.PackedFloats() + run.SumsFloats(threads);
   } else if (p.n[0] > 0) {
-    floats = ProductRun(p, choice, plan, *kernels, threads).WorkspaceFloats(threads);
+    floats = ProductRun(p, choice, plan, *kernels).WorkspaceFloats(threads);
   }
   return floats * int64_t(sizeof(float));
 }
@@ -383,10 +363,11 @@ Status RunMatmul(const MatmulProblem& p, const MatmulChoice& choice, const Matmu
                           : p.product == Product::kForward  ? p.n[0] * p.K()
                                                             : p.n[0] * p.C();
   ExpectWrites(p.out, outputs * SizeOf(p.out_dtype));
+  ExpectWrites(workspace, MatmulWorkspaceBytes(p, choice, plan, pool->threads()));
   if (p.product == Product::kWeightGrad)
     GradRun(p, plan, *kernels).Run(static_cast<float*>(workspace), pool);
   else if (p.n[0] > 0)
-    ProductRun(p, choice, plan, *kernels, pool->threads()).Run(static_cast<float*>(workspace), pool);
+    ProductRun(p, choice, plan, *kernels).Run(static_cast<float*>(workspace), pool);
   return {};
 }
 

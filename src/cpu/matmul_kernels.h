@@ -22,8 +22,9 @@ struct Activations {
   int64_t n, features;
 };
 
-// Panels that use a column's weights together, while they are in the cache.
-constexpr int kPanels = 6;
+// Panels that use a column's packed weights together. Packing costs about what one panel does with a weight; the panels'
+// activations have to stay in the last-level cache.
+constexpr int kPanels = 12;
 
 // One block column of a product (or a part of it): outputs [o0, o1) of the block.
 struct Column {

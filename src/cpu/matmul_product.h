@@ -15,25 +15,27 @@ constexpr int TileOutputs(int vectors) {
   return L == 16 || vectors == 1 ? 8 : 4;
 }
 
-// Up to this block size the pieces of a panel are too short for the hardware to see a stream in them.
-constexpr int kScattered = 32;
+// What a tile brings nearer on its way: of piece list[e] of `size` bytes, `step` bytes at each feature of entry e.
+struct Ahead {
+  const char* base;
+  const int32_t* list;
+  int64_t size, step;
+  const char* At(int e) const { return base + list[e] * size; }
+};
 
 struct Tile {
   const float* panel;
-  const int32_t* in;      // [count] input block of each entry
-  const float* weights;   // blocks, from the tile's first output on
-  const int32_t* blocks;  // [count] block of each entry
-  int count;
-  const char* ahead;  // weights to prefetch: of block next[e], `ahead_step` bytes a feature
-  const int32_t* next;
-  int64_t ahead_block, ahead_step;
+  const int32_t* in;     // [count] input block of each entry
+  const float* weights;  // [count * bsize][M]
+  int count, bsize;
+  Ahead next_panel, next_weights;
   float* out;
   bool add;
 };
 
 // out [M][V * L] (+)= the M outputs' weights times the panel. Every sum runs over blocks and features in order, so that
 // the bits depend neither on M nor on V nor on how often the sums were put aside.
-template <int L, int M, int V, int B, bool kTransposed>
+template <int L, int M, int V>
 void RunTile(const Tile& t) {
   constexpr int kWidth = V * L;
   Float<L> sum[M][V];
@@ -42,28 +44,24 @@ void RunTile(const Tile& t) {
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v)
       sum[m][v] = t.add ? LoadVec<DType::kFloat32, L>(t.out + m * kWidth + v * L) : Float<L>{};
+  const float* w = t.weights;
+  const int64_t piece = int64_t(t.bsize) * kWidth, panel_step = t.next_panel.step, weights_step = t.next_weights.step;
   for (int e = 0; e < t.count; ++e) {
-    const float* x = t.panel + t.in[e] * int64_t(B * kWidth);
-    const float* w = t.weights + t.blocks[e] * int64_t(B * B);
-    const char* ahead = t.ahead + t.next[e] * t.ahead_block;
-    const int64_t ahead_step = t.ahead_step;
-    const float* next_x = t.panel + t.in[e + 1] * int64_t(B * kWidth);  // anywhere behind the last: never read
+    const float *x = t.panel + t.in[e] * piece, *const end = x + piece;
+    const char *next_panel = t.next_panel.At(e), *next_weights = t.next_weights.At(e);
     // Not unrolled: with two steps in one body GCC moves the sums between registers.
 #pragma GCC unroll 1
-    for (int c = 0; c < B; ++c) {
-      __builtin_prefetch(ahead, 0, 2);
-      if constexpr (B <= kScattered) {
-        __builtin_prefetch(next_x + c * kWidth);
-        if constexpr (kWidth > 16) __builtin_prefetch(next_x + c * kWidth + 16);
-        if constexpr (kWidth > 32) __builtin_prefetch(next_x + c * kWidth + 32);
-      }
-      ahead += ahead_step;
+    for (; x < end; x += kWidth, w += M) {
+      __builtin_prefetch(next_panel, 0, 2);
+      __builtin_prefetch(next_weights, 0, 2);
+      next_panel += panel_step;
+      next_weights += weights_step;
       Float<L> xs[V];
 #pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) xs[v] = LoadVec<DType::kFloat32, L>(x + c * kWidth + v * L);
+      for (int v = 0; v < V; ++v) xs[v] = LoadVec<DType::kFloat32, L>(x + v * L);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const float scalar = w[kTransposed ? m * B + c : c * B + m];
+        const float scalar = w[m];
 #pragma GCC unroll 3
         for (int v = 0; v < V; ++v) sum[m][v] += xs[v] * scalar;
       }
@@ -75,90 +73,101 @@ void RunTile(const Tile& t) {
     for (int v = 0; v < V; ++v) StoreVec<DType::kFloat32, L>(t.out + m * kWidth + v * L, sum[m][v]);
 }
 
-template <int L, int B, bool kTransposed>
+template <int L>
 void RunTile(const Tile& t, int vectors) {
-  if (vectors == 3) return RunTile<L, TileOutputs<L>(3), 3, B, kTransposed>(t);
-  if (vectors == 2) return RunTile<L, TileOutputs<L>(2), 2, B, kTransposed>(t);
-  return RunTile<L, TileOutputs<L>(1), 1, B, kTransposed>(t);
+  if (vectors == 3) return RunTile<L, TileOutputs<L>(3), 3>(t);
+  if (vectors == 2) return RunTile<L, TileOutputs<L>(2), 2>(t);
+  return RunTile<L, TileOutputs<L>(1), 1>(t);
 }
 
-// Rows (transposed) or columns [o0, o1) of a block to float32, times its gate; the rest of `out` is left as it is.
-template <int L, int B, bool kTransposed, DType D>
-void ConvertWeights(const Element<D>* w, int o0, int o1, float gate, float* out) {
+// The weights of two features, next to each other in the tile, or in the two tiles that share a vector of outputs.
+template <int M, int L>
+inline void StorePair(Float<L> first, Float<L> second, float* tile, int64_t stride) {
+  static_assert(M >= L || 2 * M == L, "a vector holds the outputs of one tile or two");
+  if constexpr (M < L) Exchange<M, L>(first, second, std::make_integer_sequence<int, L>());
+  StoreVec<DType::kFloat32, L>(tile, first);
+  StoreVec<DType::kFloat32, L>(tile + (M < L ? stride : M), second);
+}
+
+// Outputs [o0, o1) of a block, times its gate, to [outputs / M][features][M]: the M weights that one feature meets lie
+// side by side whatever the block size, and a tile reads them as one stream. `stride` floats lie between tiles.
+template <int L, int M, DType D>
+void PackWeights(const Element<D>* w, int b, int o0, int o1, bool transposed, float gate, int64_t stride, float* out) {
   constexpr int kLanes = L < 8 ? L : 8;
-  const int r0 = kTransposed ? o0 : 0, r1 = kTransposed ? o1 : B, c0 = kTransposed ? 0 : o0, c1 = kTransposed ? B : o1;
-  for (int r = r0; r < r1; ++r)
-    for (int c = c0; c < c1; c += kLanes)
-      StoreVec<DType::kFloat32, kLanes>(out + r * B + c, LoadVec<D, kLanes>(w + r * B + c) * gate);
-}
-
-template <int L, int M, int B, bool kTransposed>
-void RunColumnOf(const Column& column) {
-  constexpr int kMost = kReduction / B > 1 ? kReduction / B : 1, kArea = B * B;
-  static const int32_t kInOrder[kReduction / 8] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,
-                                                   10, 11, 12, 13, 14, 15, 16, 17, 18, 19};
-  const int64_t size = SizeOf(column.dtype);
-  const bool direct = column.dtype == DType::kFloat32 && !column.gate;
-  const float* weights = direct ? static_cast<const float*>(column.weights) : column.scratch;
-  int32_t in[kMost + 1] = {};
-  Tile tile;
-  tile.add = false;
-  for (int e = 0; e < column.count || !tile.add;) {
-    if (direct) {
-      tile.in = column.in + e;
-      tile.blocks = column.ids + e;
-      tile.count = column.count - e < kMost ? column.count - e : kMost;
-      e += tile.count;
-    } else {
-      tile.in = in;
-      tile.blocks = kInOrder;
-      tile.count = 0;
-      for (; e < column.count && tile.count < kMost; ++e) {
-        const int64_t id = column.ids[e];
-        const float gate = column.gate ? column.gate[id] : 1.f;
-        if (gate == 0.f) continue;
-        ForDType(column.dtype, [&](auto dtype) {
-          constexpr DType D = decltype(dtype)::value;
-          ConvertWeights<L, B, kTransposed, D>(static_cast<const Element<D>*>(column.weights) + id * kArea, column.o0,
-                                               column.o1, gate, column.scratch + tile.count * kArea);
-        });
-        in[tile.count++] = column.in[e];
+  // Some features at a time: all rows of a large block would fall on few sets of the first-level cache.
+  constexpr int kRows = 32;
+  for (int c0 = 0; c0 < b; c0 += kRows)
+    for (int o = o0; o < o1; o += kLanes) {
+      float* tile = out + (o - o0) / M * stride + (o - o0) % M;
+      for (int c = c0; c < b && c < c0 + kRows; c += kLanes) {
+        float* to = tile + c * M;
+        if (!transposed) {
+          const Element<D>* from = w + c * b + o;
+#pragma GCC unroll 4
+          for (int i = 0; i < kLanes; i += 2, from += 2 * b)
+            StorePair<M, kLanes>(LoadVec<D, kLanes>(from) * gate, LoadVec<D, kLanes>(from + b) * gate, to + i * M,
+                                 stride);
+          continue;
+        }
+        const Element<D>* from = w + o * b + c;
+        Float<kLanes> rows[kLanes];
+#pragma GCC unroll 8
+        for (int i = 0; i < kLanes; ++i, from += b) rows[i] = LoadVec<D, kLanes>(from) * gate;
+        Transpose<kLanes>(rows);
+#pragma GCC unroll 4
+        for (int i = 0; i < kLanes; i += 2) StorePair<M, kLanes>(rows[i], rows[i + 1], to + i * M, stride);
       }
     }
-    // While the first panel is worked on, the weights of the next round come to the second-level cache.
-    tile.next = column.ids + e;
+}
+
+template <int L, int M>
+void RunColumnOf(const Column& column) {
+  const int b = column.bsize, most = kReduction / b > 1 ? kReduction / b : 1;
+  const int64_t size = SizeOf(column.dtype), area = int64_t(b) * b, stride = int64_t(most) * b * M;
+  int32_t in[kReduction / 8 + 1];
+  Tile tile;
+  tile.in = in;
+  tile.bsize = b;
+  tile.add = false;
+  for (int e = 0; e < column.count || !tile.add;) {
+    for (tile.count = 0; e < column.count && tile.count < most; ++e) {
+      const int64_t id = column.ids[e];
+      const float gate = column.gate ? column.gate[id] : 1.f;
+      if (gate == 0.f) continue;
+      ForDType(column.dtype, [&](auto dtype) {
+        constexpr DType D = decltype(dtype)::value;
+        PackWeights<L, M, D>(static_cast<const Element<D>*>(column.weights) + id * area, b, column.o0, column.o1,
+                             column.transposed, gate, stride, column.scratch + int64_t(tile.count) * b * M);
+      });
+      in[tile.count++] = column.in[e];
+    }
+    // On the way to the second-level cache: while the first panel is worked on, the weights of the next round; all the
+    // while, what this round needs of the next panel, or after the last one the next round of the first.
     for (int p = 0; p < column.panels; ++p) {
+      const int next = p + 1 < column.panels ? p + 1 : 0;
+      const int64_t next_size = int64_t(b) * column.width[next] * sizeof(float);
       tile.panel = column.panel[p];
       tile.out = column.out[p];
-      tile.ahead_block = p == 0 ? kArea * size : 0;
-      tile.ahead_step = p == 0 ? M * size : 0;
       for (int o = column.o0; o < column.o1; o += M, tile.out += M * column.width[p]) {
-        tile.weights = weights + (kTransposed ? o * B : o);
-        tile.ahead = static_cast<const char*>(column.weights) + o * B * size;
-        RunTile<L, B, kTransposed>(tile, column.width[p] / L);
+        const int64_t done = o - column.o0, all = column.o1 - column.o0;
+        tile.weights = column.scratch + done / M * stride;
+        tile.next_panel = {reinterpret_cast<const char*>(column.panel[next]) + next_size * done / all,
+                           next > 0 ? in : column.in + e, next_size, next_size * M / (all * b)};
+        tile.next_weights = {static_cast<const char*>(column.weights) + o * b * size, column.ids + e, area * size,
+                             M * size};
+        if (p > 0) tile.next_weights.size = tile.next_weights.step = 0;
+        RunTile<L>(tile, column.width[p] / L);
       }
     }
     tile.add = true;
   }
 }
 
-template <int L, int B>
-void RunColumnOf(const Column& column) {
-  constexpr int kOne = TileOutputs<L>(1), kMore = TileOutputs<L>(3);
-  const bool one = column.width[0] == L;
-  if (column.transposed) return one ? RunColumnOf<L, kOne, B, true>(column) : RunColumnOf<L, kMore, B, true>(column);
-  return one ? RunColumnOf<L, kOne, B, false>(column) : RunColumnOf<L, kMore, B, false>(column);
-}
-
 template <int L>
 void RunColumn(const Column& column) {
-  switch (column.bsize) {
-    case 8: return RunColumnOf<L, 8>(column);
-    case 16: return RunColumnOf<L, 16>(column);
-    case 32: return RunColumnOf<L, 32>(column);
-    case 64: return RunColumnOf<L, 64>(column);
-    case 128: return RunColumnOf<L, 128>(column);
-  }
+  constexpr int kOne = TileOutputs<L>(1), kMore = TileOutputs<L>(3);
+  if (kOne == kMore || column.width[0] > L) return RunColumnOf<L, kMore>(column);
+  return RunColumnOf<L, kOne>(column);
 }
 
 // A batch of one, outputs side by side in memory: V vectors of outputs, even and odd features summed apart to keep more
