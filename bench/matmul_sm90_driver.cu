@@ -1,7 +1,7 @@
-// Checks and times the Hopper kernels without Python: matmul_sm90_driver SETS [bf16|fp16].
+// Checks and times the Hopper kernels without Python: matmul_sm90_driver SET[,SET...] [bf16|fp16|tf32|fp32].
 //
 // Each case draws a fresh layout and random operands, poisons the output, compares (all of it for small cases, samples
-// of large ones) with a plain float32 product summed in another order, and times launches with the L2 cache flushed.
+// of large ones) with a product summed in float64, and times launches with the L2 cache flushed.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -56,10 +56,12 @@ __device__ float To(__half v) { return __half2float(v); }
 __device__ float To(__nv_bfloat16 v) { return __bfloat162float(v); }
 
 template <class T>
-__global__ void Fill(T* p, int64_t n, uint32_t seed) {
+__global__ void Fill(T* p, int64_t n, uint32_t seed, float low) {
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
     const uint32_t h = Hash(i, seed);
-    p[i] = From<T>(((h & 0xffff) + (h >> 16)) * (1.f / 32768.f) - 2.f);
+    // A triangle over [low, 2), with bits below bfloat16's.
+    const float unit = ((h & 0xffff) + (h >> 16)) * (1.f / 131072.f) + (h * 2654435761u >> 20) * 0x1p-30f;
+    p[i] = From<T>(low + (2.f - low) * unit);
   }
 }
 
@@ -73,16 +75,17 @@ struct Shape {
 template <class T, class O>
 __global__ void Reference(Shape s, const T* a, const T* w, const int* ptr, const int* input, const int* id,
                           const int* update, const O* out, int64_t outputs, int64_t samples, float* difference,
-                          float* reference) {
+                          float* reference, float* magnitude) {
   const int64_t sample = blockIdx.x;
   uint64_t index = samples == outputs ? sample : (uint64_t(Hash(sample, 7)) << 32 | Hash(sample, 8)) % outputs;
-  float sum = 0;
+  double sum = 0, size = 0;
+  auto add = [&](float x, float y) { sum += double(x) * y, size += fabs(double(x) * y); };
   if (s.product == 2) {
     const int64_t block = index / (s.b * s.b), i = index / s.b % s.b, j = index % s.b;
     const int64_t c = update[2 * block] * int64_t(s.b) + i, k = update[2 * block + 1] * int64_t(s.b) + j;
     for (int64_t n = threadIdx.x; n < s.N; n += 32)
-      sum += s.axis ? To(a[n * s.C + c]) * To(w[n * s.K + k]) : To(a[c * s.N + n]) * To(w[k * s.N + n]);
-    sum *= s.pairs;
+      s.axis ? add(To(a[n * s.C + c]), To(w[n * s.K + k])) : add(To(a[c * s.N + n]), To(w[k * s.N + n]));
+    sum *= s.pairs, size *= s.pairs;
   } else {
     const int64_t in = s.product == 0 ? s.C : s.K, outs = s.product == 0 ? s.K : s.C;
     const int64_t n = s.axis ? index / outs : index % s.N, o = s.axis ? index % outs : index / s.N;
@@ -92,14 +95,14 @@ __global__ void Reference(Shape s, const T* a, const T* w, const int* ptr, const
         const int64_t f = input[q] * int64_t(s.b) + r;
         const float x = To(s.axis ? a[n * in + f] : a[f * s.N + n]);
         const int64_t base = int64_t(id[q]) * s.b * s.b;
-        sum += x * To(s.product == 0 ? w[base + r * s.b + oo] : w[base + oo * s.b + r]);
+        add(x, To(s.product == 0 ? w[base + r * s.b + oo] : w[base + oo * s.b + r]));
       }
   }
-  for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+  for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o), size += __shfl_xor_sync(~0u, size, o);
   if (threadIdx.x == 0) {
-    const float d = To(out[index]) - sum;
-    difference[sample] = d;
+    difference[sample] = To(out[index]) - sum;
     reference[sample] = sum;
+    magnitude[sample] = size;
   }
 }
 
@@ -128,6 +131,8 @@ struct Case {
   const char* layout = "random";  // random: equal columns; bernoulli; hub: one full row and column too
   int pairs = 1;
   DType out = DType::kBFloat16;
+  bool tf32 = false;
+  float low = -2.f;  // of the values, the other end is 2: positive ones show how sums lose
 };
 
 std::vector<int32_t> MakeTable(const Case& c, std::mt19937& rng) {
@@ -190,6 +195,10 @@ std::vector<int32_t> MakeTable(const Case& c, std::mt19937& rng) {
   return t;
 }
 
+int forward_longest(const LayoutTable& t, Product product) {
+  return product == Product::kForward ? t.longest_column : t.longest_row;
+}
+
 float* g_flush = nullptr;
 constexpr int64_t kFlush = 160 << 20;
 
@@ -207,7 +216,7 @@ bool RunCase(const Case& c, const Chip& chip, bool timing) {
   MatmulProblem p;
   p.product = c.product, p.axis = c.axis, p.bsize = c.b, p.dtype = c.dtype;
   p.out_dtype = c.product == Product::kWeightGrad ? c.out : c.dtype;
-  p.CB = c.CB, p.KB = c.KB, p.blocks = table.blocks, p.pairs = c.pairs;
+  p.tf32 = c.tf32, p.CB = c.CB, p.KB = c.KB, p.blocks = table.blocks, p.pairs = c.pairs;
   std::vector<int64_t> ns(c.pairs, c.N);
   p.n = ns.data();
   const int64_t in = c.product == Product::kInputGrad ? p.K() : p.C(),
@@ -218,20 +227,20 @@ bool RunCase(const Case& c, const Chip& chip, bool timing) {
   T *a, *b;
   O* out;
   int* lists;
-  float *difference, *reference;
+  float *difference, *reference, *magnitude;
   unsigned long long* unwritten;
   CHECK_CUDA(cudaMalloc(&a, std::max<int64_t>(1, a_size) * sizeof(T)));
   CHECK_CUDA(cudaMalloc(&b, std::max<int64_t>(1, b_size) * sizeof(T)));
   CHECK_CUDA(cudaMalloc(&out, std::max<int64_t>(1, out_size) * sizeof(O)));
   CHECK_CUDA(cudaMalloc(&lists, words.size() * 4));
   CHECK_CUDA(cudaMemcpy(lists, words.data(), words.size() * 4, cudaMemcpyHostToDevice));
-  Fill<<<1024, 256>>>(a, a_size, rng());
-  Fill<<<1024, 256>>>(b, b_size, rng());
+  Fill<<<1024, 256>>>(a, a_size, rng(), c.low);
+  Fill<<<1024, 256>>>(b, b_size, rng(), c.low);
   std::vector<const void*> as(c.pairs, a), bs(c.pairs, b);
   p.a = as.data(), p.b = bs.data(), p.out = out;
 
   bool ok = cuda::sm90::Supports(p, chip);
-  double error = NAN, us = NAN, best = NAN, plan_ms = NAN;
+  double error = NAN, worst = NAN, us = NAN, best = NAN, plan_ms = NAN;
   MatmulChoice choice;
   if (ok) {
     choice = cuda::sm90::Choose(p, table, chip);
@@ -258,6 +267,7 @@ bool RunCase(const Case& c, const Chip& chip, bool timing) {
       const int64_t samples = std::min<int64_t>(out_size, 1 << 18);
       CHECK_CUDA(cudaMalloc(&difference, samples * 4));
       CHECK_CUDA(cudaMalloc(&reference, samples * 4));
+      CHECK_CUDA(cudaMalloc(&magnitude, samples * 4));
       CHECK_CUDA(cudaMalloc(&unwritten, 8));
       CHECK_CUDA(cudaMemset(unwritten, 0, 8));
       const int* column_ptr = lists + 16;
@@ -267,20 +277,31 @@ bool RunCase(const Case& c, const Chip& chip, bool timing) {
       const int* ptr = forward ? column_ptr : row_ptr;
       const int* index = ptr + (forward ? c.KB : c.CB) + 1;
       Reference<<<samples, 32>>>(Shape{int(c.product), c.axis, c.b, c.N, p.C(), p.K(), c.pairs}, a, b, ptr, index,
-                                 index + p.blocks, update, out, out_size, samples, difference, reference);
+                                 index + p.blocks, update, out, out_size, samples, difference, reference, magnitude);
       CountUnwritten<<<1024, 256>>>(out, out_size, unwritten);
       CHECK_CUDA(cudaDeviceSynchronize());
-      std::vector<float> d(samples), r(samples);
+      std::vector<float> d(samples), r(samples), m(samples);
       unsigned long long bad = 0;
       CHECK_CUDA(cudaMemcpy(d.data(), difference, samples * 4, cudaMemcpyDeviceToHost));
       CHECK_CUDA(cudaMemcpy(r.data(), reference, samples * 4, cudaMemcpyDeviceToHost));
+      CHECK_CUDA(cudaMemcpy(m.data(), magnitude, samples * 4, cudaMemcpyDeviceToHost));
       CHECK_CUDA(cudaMemcpy(&bad, unwritten, 8, cudaMemcpyDeviceToHost));
       double sd = 0, sr = 0;
       for (int64_t i = 0; i < samples; ++i) sd += double(d[i]) * d[i], sr += double(r[i]) * r[i];
       error = std::sqrt(sd / std::max(sr, 1e-30));
+      // The worst element: its error beyond the rounding of the result, in 2^-24 of the sum of the terms' sizes.
+      worst = 0;
+      const double ulp = p.out_dtype == DType::kBFloat16 ? 0x1p-8 : p.out_dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-24;
+      for (int64_t i = 0; i < samples; ++i)
+        if (m[i] > 0)
+          worst = std::max(worst, (std::fabs(double(d[i])) - ulp * std::fabs(double(r[i]))) / (m[i] * 0x1p-24));
+      const bool exact = c.dtype == DType::kFloat32 && !c.tf32;
+      const double terms = dw ? double(c.N) * c.pairs : double(forward_longest(table, c.product)) * c.b;
       // 16-bit rounding of the result alone gives 1.7e-3 (bfloat16), 2e-4 (float16).
       const double allowed = p.out_dtype == DType::kBFloat16 ? 2.5e-3 : p.out_dtype == DType::kFloat16 ? 4e-4 : 2e-5;
-      ok = error < allowed && bad == 0;
+      ok = bad == 0 && (c.dtype != DType::kFloat32 ? error < allowed
+                        : exact                    ? worst <= std::max(8.0, 2 * std::sqrt(terms))
+                                                   : error < 6e-4);
       // The same bits again.
       std::vector<char> first(out_size * sizeof(O)), again(out_size * sizeof(O));
       if (!timing) {
@@ -294,7 +315,7 @@ bool RunCase(const Case& c, const Chip& chip, bool timing) {
         }
       }
       if (bad) std::printf("%llu elements unwritten or NaN\n", bad);
-      cudaFree(difference), cudaFree(reference), cudaFree(unwritten);
+      cudaFree(difference), cudaFree(reference), cudaFree(magnitude), cudaFree(unwritten);
     }
     if (timing) {
       cudaEvent_t begin, end;
@@ -318,9 +339,9 @@ bool RunCase(const Case& c, const Chip& chip, bool timing) {
   }
   const char* names[] = {"fwd", "dx", "dw"};
   const char* types[] = {"f32", "f16", "bf16"};
-  std::printf("%-5s %-3s ax%d b%-3d %-4s N%-5ld %5ldx%-5ld %4.0f%% %-9s %-22s %s err %.1e", c.set,
-              names[int(c.product)], c.axis, c.b, types[int(c.dtype)], long(c.N), long(p.C()), long(p.K()),
-              c.density * 100, c.layout, choice.name, ok ? "ok  " : "FAIL", error);
+  std::printf("%-5s %-3s ax%d b%-3d %-4s N%-5ld %5ldx%-5ld %4.0f%% %-9s %-22s %s err %.1e, %.1f u", c.set,
+              names[int(c.product)], c.axis, c.b, c.tf32 ? "tf32" : types[int(c.dtype)], long(c.N), long(p.C()),
+              long(p.K()), c.density * 100, c.layout, choice.name, ok ? "ok  " : "FAIL", error, worst);
   if (timing) std::printf(" %8.1f us (%8.1f) %6.1f TF", us, best, 2.0 * c.N * weights * c.pairs / us * 1e-6);
   std::printf(" plan %.1f ms\n", plan_ms);
   std::fflush(stdout);
@@ -358,10 +379,57 @@ int main(int argc, char** argv) {
           if (b != 64 && type == bf)
             cases.push_back({"check", product, axis, b, type, 3336, 40, 61, 0.1, "hub", 1, out});
         }
+  // Blocks of 8 and 16 by way of larger ones, float32.
+  for (int b : {8, 16})
+    for (Product product : {F, X, W})
+      for (int axis : {1, 0})
+        for (DType type : {bf, hf}) {
+          cases.push_back({"merge-check", product, axis, b, type, 1032, 24 * 16 / b, 48 * 16 / b, 0.3, "bernoulli",
+                           product == W ? 2 : 1, type});
+          cases.push_back({"merge-check", product, axis, b, type, 3336, 64, 64, 0.9, "bernoulli", 1,
+                           product == W && axis ? DType::kFloat32 : type});
+          cases.push_back({"merge-check", product, axis, b, type, 3336, 160, 244, 0.05, "hub", 1, type});
+        }
+  for (bool tf32 : {true, false})
+    for (int b : {8, 16, 32, 64, 128})
+      for (Product product : {F, X, W})
+        for (int axis : {1, 0})
+          for (float low : {-2.f, 0.01f}) {
+            const DType f = DType::kFloat32;
+            if (b < (tf32 && product != W ? 16 : 32)) continue;
+            cases.push_back({"float-check", product, axis, b, f, 200, 9, 7, 0.4, "gaps", 1, f, tf32, low});
+            cases.push_back({"float-check", product, axis, b, f, 1032, 24, 26, 0.3, "bernoulli", product == W ? 2 : 1,
+                             f, tf32, low});
+            cases.push_back({"float-check", product, axis, b, f, 8, 3, 5, 1.0, "shuffled", 1, f, tf32, low});
+            cases.push_back({"float-check", product, axis, b, f, 3336, 40, 61, 0.05, "hub", 1, f, tf32, low});
+          }
   auto perf = [&](const char* set, Product product, int axis, int b, int64_t N, int D, double density,
                   const char* layout = "random", DType type = DType::kBFloat16) {
     cases.push_back({set, product, axis, b, type, N, D / b, D / b, density, layout, 1, type});
   };
+  for (Product product : {F, X, W})
+    for (int axis : {1, 0}) {
+      perf("merge", product, axis, 8, 4096, 12288, .1);
+      perf("merge", product, axis, 16, 4096, 12288, .1);
+    }
+  perf("merge", F, 1, 8, 4096, 12288, .05);
+  perf("merge", F, 1, 8, 4096, 12288, .01);
+  perf("merge", F, 1, 16, 4096, 4096, .25);
+  perf("merge", F, 1, 16, 4096, 8192, 1);
+  perf("merge", F, 1, 16, 4096, 12288, .18);
+  perf("merge", F, 1, 16, 4096, 12288, .25);
+  perf("merge", F, 1, 16, 4096, 12288, .05);
+  perf("merge", W, 1, 16, 4096, 12288, .25);
+  for (int b : {128, 64, 32, 16, 8})  // the highest densities that must beat a dense product
+    perf("dense", F, 1, b, 4096, 12288, b == 128 ? .88 : b == 64 ? .72 : b == 32 ? .4 : b == 16 ? .18 : .05);
+  for (int tf32 = 1; tf32 >= 0; --tf32)
+    for (Product product : {F, X, W})
+      for (int axis : {1, 0})
+        for (int b : {128, 64, 32, 16}) {
+          if (b == 16 && (!tf32 || product == W)) continue;
+          perf("float", product, axis, b, 4096, 12288, .1, "random", DType::kFloat32);
+          cases.back().tf32 = tf32;
+        }
   for (Product product : {F, X, W})
     for (int axis : {1, 0})
       for (int b : {128, 64, 32, 16}) perf("main", product, axis, b, 4096, 12288, .1);
@@ -383,10 +451,13 @@ int main(int argc, char** argv) {
   bool all = true;
   int run = 0;
   for (const Case& c : cases) {
-    if (filter.find(c.set) == std::string::npos) continue;
-    if (argc > 2 && std::string(argv[2]) != (c.dtype == bf ? "bf16" : "fp16")) continue;
-    const bool timing = std::strcmp(c.set, "check") != 0;
-    if (c.product == W && c.out == DType::kFloat32)
+    if ((',' + filter + ',').find(',' + std::string(c.set) + ',') == std::string::npos) continue;
+    const char* type = c.tf32 ? "tf32" : c.dtype == bf ? "bf16" : c.dtype == hf ? "fp16" : "fp32";
+    if (argc > 2 && std::string(argv[2]) != type) continue;
+    const bool timing = std::strstr(c.set, "check") == nullptr;
+    if (c.dtype == DType::kFloat32)
+      all &= RunCase<float, float>(c, chip, timing);
+    else if (c.product == W && c.out == DType::kFloat32)
       all &= c.dtype == bf ? RunCase<__nv_bfloat16, float>(c, chip, timing) : RunCase<__half, float>(c, chip, timing);
     else
       all &= c.dtype == bf ? RunCase<__nv_bfloat16, __nv_bfloat16>(c, chip, timing)

@@ -19,7 +19,7 @@ MatmulChoice ChooseMatmul(const MatmulProblem& problem, const LayoutTable& table
   MatmulChoice choice;
   if (native) {
     choice = sm90::Choose(problem, table, chip);
-    native = path == "sm90" || sm90::Checked(problem, choice);
+    native = path == "sm90" || sm90::Checked(problem, choice, chip);
   }
   if (!native) choice = sm80::Choose(problem, table, chip);
   const char* print = std::getenv("BLOCKSPARSE_PRINT_CHOICE");

@@ -6,6 +6,9 @@
 
 #include "cuda/arch/sm90_tensor_map.h"
 #include "cuda/matmul_sm90.h"
+#include "cuda/matmul_sm90_float.h"
+#include "cuda/matmul_sm90_float_grad.h"
+#include "cuda/matmul_sm90_merged.h"
 #include "cuda/matmul_sm90_rounds.h"
 #include "cuda/matmul_sm90_small.h"
 #include "cuda/matmul_sm90_union.h"
@@ -202,39 +205,59 @@ Status RunWeightGrad(const MatmulProblem& p, const MatmulPlan& plan, const int32
 }  // namespace
 
 bool Supports(const MatmulProblem& p, const Chip& chip) {
-  if (chip.compute_capability != 90 || p.dtype == DType::kFloat32 || p.bsize < 16) return false;
+  if (chip.compute_capability != 90) return false;
+  if (p.dtype == DType::kFloat32 && p.bsize < (p.tf32 && p.product != Product::kWeightGrad ? 16 : 32)) return false;
   // The copy engine wants bases and rows in multiples of 16 bytes, and counts in 32 bits.
   const bool weight_grad = p.product == Product::kWeightGrad;
   int64_t total = 0;
   for (int i = 0; i < p.pairs; ++i) {
-    if (!Aligned(p.a[i]) || !Aligned(p.b[i]) || (p.axis == 0 && p.n[i] % 8 != 0)) return false;
+    if (!Aligned(p.a[i]) || !Aligned(p.b[i]) || (p.axis == 0 && p.n[i] % (16 / SizeOf(p.dtype)) != 0)) return false;
     total += p.n[i];
   }
   if (!Aligned(p.out) || total >= INT32_MAX - 4096 || int64_t(p.blocks) * p.bsize >= INT32_MAX) return false;
-  if (weight_grad) return p.bsize >= 32 && p.pairs <= WeightGradParams::kMaxPairs && Aligned(p.addend);
-  // Rounds need batches that fill the chip.
-  if (p.bsize == 16 && p.n[0] * ((p.product == Product::kForward ? p.KB : p.CB) / RoundsPlan::kColumns + 1) <
-                           int64_t(RoundsPlan::kRows) * chip.multiprocessors / 2)
-    return false;
+  if (p.dtype != DType::kFloat32 && p.bsize <= 16 && !CanMerge(p)) return false;
+  if (weight_grad) return p.pairs <= WeightGradParams::kMaxPairs && Aligned(p.addend);
   return p.gate == nullptr;
 }
 
-bool Checked(const MatmulProblem& p, const MatmulChoice& choice) {
+bool Checked(const MatmulProblem& p, const MatmulChoice& choice, const Chip& chip) {
+  const bool plain = p.gate == nullptr && p.addend == nullptr;
+  switch (choice.family) {
+    case kFloatTf32:
+    case kFloatExact: return FloatPays(p, chip);
+    case kFloatGradTf32:
+    case kFloatGradExact: return plain && FloatGradPays(p, chip);
+  }
   if (p.dtype != DType::kBFloat16) return false;
-  if (choice.family == kWeightGrad) return p.gate == nullptr && p.addend == nullptr;
+  if (choice.family == kMerged) {
+    // Blocks of 8 and 16 need batches that fill the chip.
+    const int64_t outputs = p.product == Product::kInputGrad ? p.C() : p.K();
+    int64_t total = 0;
+    for (int i = 0; i < p.pairs; ++i) total += p.n[i];
+    return plain &&
+           total * (outputs / (16 * RoundsPlan::kColumns) + 1) >= int64_t(RoundsPlan::kRows) * chip.multiprocessors / 2;
+  }
+  if (choice.family == kWeightGrad) return plain;
   return choice.family == kUnion && choice.tile == UnionPlan::kRows;
 }
 
 MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& table, const Chip& chip) {
   MatmulChoice choice;
   char why[160] = "";
-  if (p.product == Product::kWeightGrad) {
+  if (p.dtype == DType::kFloat32 && p.product == Product::kWeightGrad) {
+    choice.family = p.tf32 ? kFloatGradTf32 : kFloatGradExact;
+    choice.name = p.tf32 ? "sm90 sets of blocks, tf32" : "sm90 sets of blocks, three bfloat16 to a float32";
+  } else if (p.dtype == DType::kFloat32) {
+    choice.family = p.tf32 ? kFloatTf32 : kFloatExact;
+    choice.tile = FloatRows(!p.tf32);
+    choice.name = p.tf32 ? "sm90 union tiles, tf32" : "sm90 union tiles, three bfloat16 to a float32";
+  } else if (p.bsize <= 16) {
+    choice.family = kMerged;  // or rounds: the plan decides
+    choice.name =
+        p.bsize == 16 && p.product != Product::kWeightGrad ? "sm90 rounds or merged blocks" : "sm90 merged blocks";
+  } else if (p.product == Product::kWeightGrad) {
     choice.family = kWeightGrad;
     choice.name = "sm90 sets of blocks";
-  } else if (p.bsize == 16) {
-    choice.family = kRounds;
-    choice.tile = RoundsPlan::kRows;
-    choice.name = "sm90 rounds";
   } else {
     // Both ways of running the union plan are bound by what arrives at a multiprocessor, about 54 kB a microsecond.
     constexpr double kRate = 54e3;
@@ -280,17 +303,31 @@ MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& table, const Chip
 
 Status Plan(const MatmulProblem& p, const LayoutTable& table, const MatmulChoice& choice, MatmulPlan* plan) {
   plan->family = choice.family;
+  if (choice.family == kMerged) return PlanMerged(p, table, plan);
+  if (choice.family == kFloatTf32 || choice.family == kFloatExact) return PlanFloat(p, table, plan);
+  if (choice.family == kFloatGradTf32 || choice.family == kFloatGradExact)
+    return PlanFloatGrad(p, choice.family == kFloatGradExact, table, plan);
   if (choice.family == kWeightGrad) return PlanWeightGrad(table, p.axis, p.bsize, plan);
   if (choice.family == kRounds) return PlanRounds(table, p.product, plan);
   return PlanUnion(table, p.product, p.axis, p.bsize, plan);
 }
 
 int64_t WorkspaceBytes(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const Chip& chip) {
+  if (choice.family == kFloatTf32 || choice.family == kFloatExact)
+    return FloatWorkspaceBytes(p, choice.family == kFloatExact);
+  if (choice.family == kFloatGradTf32 || choice.family == kFloatGradExact)
+    return FloatGradWorkspaceBytes(p, choice.family == kFloatGradExact, plan, chip);
+  if (choice.family == kMerged) return MergedWorkspaceBytes(p, plan, chip);
   return choice.family == kWeightGrad ? ScheduleWeightGrad(p, plan, chip).partial_bytes : int64_t(sizeof(uint32_t));
 }
 
 Status Run(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const int32_t* words,
            void* workspace, const Chip& chip, Stream stream) {
+  if (choice.family == kFloatGradTf32 || choice.family == kFloatGradExact)
+    return p.blocks == 0 ? Status()
+                         : RunFloatGrad(p, choice.family == kFloatGradExact, plan, words, workspace, chip, stream);
+  if (choice.family == kMerged && p.product == Product::kWeightGrad)
+    return p.blocks == 0 ? Status() : RunMerged(p, plan, words, workspace, chip, stream);
   if (choice.family == kWeightGrad)
     return p.blocks == 0 ? Status() : RunWeightGrad(p, plan, words, workspace, chip, stream);
   if (p.n[0] == 0) return {};
@@ -298,6 +335,9 @@ Status Run(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan&
     const int64_t out = p.n[0] * (p.product == Product::kForward ? p.K() : p.C());
     return FromCuda(cudaMemsetAsync(p.out, 0, out * SizeOf(p.dtype), stream), "cudaMemsetAsync");
   }
+  if (choice.family == kFloatTf32 || choice.family == kFloatExact)
+    return RunFloat(p, choice.family == kFloatExact, plan, words, workspace, chip, stream);
+  if (choice.family == kMerged) return RunMerged(p, plan, words, workspace, chip, stream);
   if (choice.family == kRounds) return RunRounds(p, plan, words, workspace, chip, stream);
   return choice.tile == 64 ? RunSmall(p, choice, plan, words, stream)
                            : RunUnion(p, plan, words, workspace, chip, stream);

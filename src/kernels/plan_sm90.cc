@@ -67,7 +67,7 @@ std::vector<std::vector<int>> Cluster(const Columns& c, int width, int size) {
 
 Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize, MatmulPlan* plan) {
   const Columns c = ColumnsOf(table, product);
-  const int width = bsize == 32 ? 2 : 1;  // columns to 64 output features, the store's unit
+  const int width = std::max(1, 64 / bsize);  // columns to 64 output features, the store's unit
   const int per_group = UnionPlan::Columns(bsize) / width;
   std::vector<std::vector<int>> groups = Cluster(c, width, per_group);
 
@@ -284,15 +284,16 @@ Status PlanRounds(const LayoutTable& table, Product product, MatmulPlan* plan) {
 }
 
 Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, MatmulPlan* plan) {
+  return PlanWeightGrad(table, axis, bsize, WeightGradPlan::Slots(bsize), WeightGradPlan::MaxTiles(bsize), plan);
+}
+
+Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, int slots, int max_tiles, MatmulPlan* plan) {
   using P = WeightGradPlan;
   // Columns looked at for company: near ones, so that thread blocks that run together read the same tiles.
   const int window = bsize == 128 ? 3 : 96;
   const int halves = bsize == 32 ? 2 : 1;         // blocks a slot
   const bool stacked = halves == 2 && axis == 0;  // the blocks of a slot must lie in adjacent tiles
-  const int slots = P::Slots(bsize), max_tiles = P::MaxTiles(bsize),
-            max_columns = bsize == 128  ? 2
-                          : bsize == 64 ? 4
-                                        : 8;
+  const int max_columns = bsize == 128 ? 2 : bsize == 64 ? 4 : 8;
   const int words = (table.CB + 63) / 64;
   std::vector<uint64_t> left(int64_t(table.KB) * words, 0);
   std::vector<int> count(table.KB);

@@ -1,6 +1,8 @@
 // A layout as the Hopper kernels read it.
 #pragma once
 
+#include <vector>
+
 #include "kernels/matmul.h"
 
 namespace blocksparse {
@@ -8,7 +10,8 @@ namespace blocksparse {
 // Union tiles (src/cuda/matmul_sm90_union.cuh). words: groups [groups][kGroupWords], then stages [stages][kStageWords].
 //
 //   group: first stage, stages, first feature of each 64-wide piece of output (-1: none)
-//   stage: masks (unit 0 in bits 0-7, unit 1 in bits 8-15; bit j: output block j of the group), number of weight pieces
+//   stage: masks (unit 0 in bits 0-7, unit 1 in bits 8-15; bit j: output block j of the group; blocks of 16 have one unit
+//          and 12 bits), number of weight pieces
 //          in bits 16-20, boxes in bits 24-25 (0: one unit; 1: two adjacent ones in one box; 2: two boxes);
 //          first feature of unit 0, of unit 1; weight pieces: block ids (blocks of 128: 2 id + half)
 //
@@ -16,7 +19,7 @@ namespace blocksparse {
 struct UnionPlan {
   static constexpr int kGroupWords = 8, kStageWords = 16;
   static constexpr int kRows = 256;  // batch entries of a tile
-  static constexpr int Columns(int bsize) { return bsize == 128 ? 1 : bsize == 64 ? 3 : 6; }
+  static constexpr int Columns(int bsize) { return bsize == 128 ? 1 : bsize == 64 ? 3 : bsize == 32 ? 6 : 12; }
 };
 
 // Weight gradient (src/cuda/matmul_sm90_weight_grad.cuh). An item is a set of blocks whose sums one thread block holds, chosen
@@ -48,9 +51,20 @@ struct RoundsPlan {
   static constexpr int kWindow = 6;  // slabs in use at once; the kernel's ring has more, to load ahead
 };
 
+// A layout in blocks `factor` times as wide and high, each of which holds at least one of the given blocks (CB and KB are
+// multiples of the factor).
+struct MergedLayout {
+  std::vector<int32_t> words;  // its table, but for the fingerprint
+  std::vector<int32_t> parts;  // [blocks][factor][factor] ids of the given blocks, by rows; -1: absent
+};
+
+MergedLayout MergeBlocks(const LayoutTable& table, int factor);
+
 Status PlanRounds(const LayoutTable& table, Product product, MatmulPlan* plan);
 
 Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, MatmulPlan* plan);
+// The same with another number of slots and tiles.
+Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, int slots, int max_tiles, MatmulPlan* plan);
 
 Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize, MatmulPlan* plan);
 

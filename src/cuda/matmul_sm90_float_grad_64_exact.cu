@@ -1,0 +1,5 @@
+#include "cuda/matmul_sm90_float_grad.cuh"
+
+namespace blocksparse::cuda::sm90 {
+template cudaError_t LaunchFloatGrad<64, true>(const FloatGradParams&, int, cudaStream_t);
+}
