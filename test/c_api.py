@@ -177,12 +177,12 @@ class Matmul:
     def __exit__(self, *exception):
         lib.bs_matmul_destroy(self.handle)
 
-    def choice(self, product, bsize, dtype):
-        """The name of the kernel that one row of such a product takes, with features last."""
+    def choice(self, product, bsize, dtype, n=1):
+        """The name of the kernel that n rows of such a product take, with features last."""
         operand = np.ones(1, np.dtype(dtype))
         address = (c_void_p * 1)(operand.ctypes.data)
         ids = (DTYPES[operand.dtype],) * 2
-        args = MatmulArgs(product, 1, bsize, *ids, False, 1, (c_int64 * 1)(1), address, address)
+        args = MatmulArgs(product, 1, bsize, *ids, False, 1, (c_int64 * 1)(n), address, address)
         return lib.bs_matmul_choice(self.handle, args).decode()
 
     def run(self, product, a, b, *, axis, bsize, gate=None, addend=None, out_dtype=None, tf32=False, change=None):

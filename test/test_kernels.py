@@ -161,11 +161,11 @@ def test_hubs_and_long_batches(device, rng, axis, bsize):
 
 
 @pytest.mark.skipif("BLOCKSPARSE_CPU_ISA" in os.environ, reason="this is the process the test below starts")
-@pytest.mark.parametrize("isa", ["base", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["base", "avx2", "avx512", "amx"])
 def test_instruction_sets(isa):
     """The other instruction sets that this CPU has: these tests again, in a process of their own."""
     with Matmul(BlockLayout([[1]]).table) as matmul:
-        if matmul.choice(FORWARD, 8, np.float32).startswith(isa):
+        if matmul.choice(FORWARD, 32, bfloat16, 16).startswith(isa):
             pytest.skip("the tests above ran it")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
     command += ["-k", "not GPU and (each_kernel or weight_gradient or belong or subnormals)"]
@@ -267,6 +267,18 @@ def test_small_results_keep_their_subnormals_and_large_ones_overflow(device, dty
     expected = ref.matmul(x, w, np.ones((1, 1)), 8, 1)
     np.testing.assert_array_equal(y, helpers.round_to(expected, dtype))
     assert np.isinf(y.astype(np.float64)).any() and (y[0].astype(np.float64) == tiny).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("bsize", [8, 32])
+def test_subnormal_operands_count_but_on_amx_tiles(device, bsize, dtype):
+    table, name = BlockLayout([[1]]).table, c_api.device_name(device)
+    tiny = np.array(3 * (2.0**-24 if dtype == np.float16 else 2.0**-133), dtype)
+    x, w = np.full((16, bsize), tiny), np.eye(bsize, dtype=dtype)[None]
+    with Matmul(table, name) as matmul:
+        drops = matmul.choice(FORWARD, bsize, dtype, 16).startswith("amx")
+    y = runs(name, table, FORWARD, x, w, axis=1, bsize=bsize)
+    np.testing.assert_array_equal(y, np.zeros_like(x) if drops else x)
 
 
 def test_the_guards_work(device):

@@ -39,11 +39,12 @@ std::string Wish() {
   return wish ? wish : "";
 }
 
+// Tiles for bfloat16, and leave of the system to use them.
 bool FindAmx() {
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
   unsigned eax, ebx, ecx, edx;
   constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;
-  if (!HasAvx512() || Wish() != "amx" || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) ||
+  if (!HasAvx512() || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) ||
       (edx & (kBFloat16 | kTile)) != (kBFloat16 | kTile))
     return false;
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -58,15 +59,16 @@ std::pair<Isa, Status> Find() {
   if (name.empty()) return {HasAvx512() ? Isa::kAvx512 : HasAvx2() ? Isa::kAvx2 : Isa::kBase, {}};
   if (name == "base") return {Isa::kBase, {}};
   if (name == "avx2" && HasAvx2()) return {Isa::kAvx2, {}};
-  if ((name == "avx512" && HasAvx512()) || (name == "amx" && HasAmx())) return {Isa::kAvx512, {}};
-  return {Isa::kBase, Status::Invalid("BLOCKSPARSE_CPU_ISA is '" + name + "'; this CPU allows base" +
-                                      (HasAvx2() ? ", avx2" : "") + (HasAvx512() ? ", avx512" : ""))};
+  if ((name == "avx512" && HasAvx512()) || (name == "amx" && FindAmx())) return {Isa::kAvx512, {}};
+  return {Isa::kBase,
+          Status::Invalid("BLOCKSPARSE_CPU_ISA is '" + name + "'; this CPU allows base" + (HasAvx2() ? ", avx2" : "") +
+                          (HasAvx512() ? ", avx512" : "") + (FindAmx() ? ", amx" : ""))};
 }
 
 }  // namespace
 
 bool HasAmx() {
-  static const bool found = FindAmx();
+  static const bool found = (Wish().empty() || Wish() == "amx") && FindAmx();
   return found;
 }
 

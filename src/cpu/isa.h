@@ -1,5 +1,5 @@
-// Which instruction sets this CPU has, found once. BLOCKSPARSE_CPU_ISA = base, avx2 or avx512 asks for less than the best,
-// amx for bfloat16 on AMX tiles, which is taken only where it is asked for: it takes subnormals for zero.
+// Which instruction sets this CPU has, found once. BLOCKSPARSE_CPU_ISA = base, avx2, avx512 or amx asks for one and what
+// lies below it; without it the best is taken.
 #pragma once
 
 #include "kernels/common.h"
@@ -12,8 +12,8 @@ enum class Isa { kBase, kAvx2, kAvx512 };
 // The best that this CPU can run, or the one asked for; what is asked for and missing gives an error.
 Status CurrentIsa(Isa* isa);
 
-// Whether AMX was asked for, this CPU has its tiles for bfloat16, and the system lets the process use them, for which it
-// is asked once.
+// Whether this CPU has AMX tiles for bfloat16, nothing less was asked for, and the system lets the process use them, for
+// which it is asked once.
 bool HasAmx();
 
 // Sizes of the second and the last level's cache, for the cost models. What the system does not tell is guessed.

@@ -71,6 +71,13 @@ struct Panels {
   int64_t vectors, most, count, narrower;
 };
 
+// How many panels make a group. Where a block has fewer outputs than a vector has lanes, what a panel is read for is so
+// little that the last-level cache cannot keep up: then a group fits in the second-level cache.
+int64_t PanelsTogether(const MatmulProblem& p, int64_t panel_bytes, int lanes) {
+  if (p.bsize >= lanes) return kPanels;
+  return std::clamp<int64_t>(SecondCacheBytes() * 3 / 4 / panel_bytes, 1, kPanels);
+}
+
 // Forward or input gradient, with the layout's columns (rows) as outputs.
 //
 // Group by group of panels: all threads pack the group, then share the outputs. So the packed activations stay in the
@@ -84,7 +91,7 @@ struct ProductRun {
         out_features(forward ? p.K() : p.C()),
         panels(p.n[0], kernels.lanes, choice.tile),
         one(p.n[0] == 1),
-        groups(CeilDiv(panels.count, kPanels)),
+        groups(CeilDiv(panels.count, PanelsTogether(p, in_features * choice.tile * 4, kernels.lanes))),
         ptr(plan.words.data() + plan.numbers[0]),
         in(plan.words.data() + plan.numbers[1]),
         ids(plan.words.data() + plan.numbers[2]),

@@ -25,6 +25,15 @@ constexpr int kStrip = 32;       // outputs whose weights are packed together
 constexpr int kFeatures = 1024;  // features whose weights are packed together
 static_assert(kStrip * kFeatures * 2 <= kColumnScratch * 4, "packed weights must fit the scratch");
 
+// Words of 16 elements of each of two rows, the first row's in the low halves.
+inline Float<16> Interleave(const uint16_t* low, const uint16_t* high) {
+  using V = Vec<16>;
+  const auto wide = [](const uint16_t* p) {
+    return __builtin_convertvector(*reinterpret_cast<const V::Short*>(p), V::Word);
+  };
+  return reinterpret_cast<Float<16>>(wide(low) | wide(high) << 16);
+}
+
 void PackRows(const Activations& a, int64_t n0, int count, int64_t f0, int64_t f1, int width, float* panel) {
   const uint16_t* x = static_cast<const uint16_t*>(a.data);
   uint16_t* rows = reinterpret_cast<uint16_t*>(panel - f0 * width) + f0 * kRows;  // f0 is a multiple of 32
@@ -34,21 +43,43 @@ void PackRows(const Activations& a, int64_t n0, int count, int64_t f0, int64_t f
         std::memcpy(rows + r * 32, x + (n0 + (r < count ? r : count - 1)) * a.features + f, 64);
       continue;
     }
-    for (int c = 0; c < 32; ++c)
-      for (int r = 0; r < kRows; ++r) rows[r * 32 + c] = x[(f + c) * a.n + n0 + (r < count ? r : count - 1)];
+    int r = 0;
+    for (; r + 16 <= count; r += 16) {  // pairs of features are transposed together
+      Float<16> pairs[16];
+      for (int i = 0; i < 16; ++i) {
+        const uint16_t* even = x + (f + 2 * i) * a.n + n0 + r;
+        pairs[i] = Interleave(even, even + a.n);
+      }
+      Transpose<16>(pairs);
+      for (int i = 0; i < 16; ++i) std::memcpy(rows + (r + i) * 32, &pairs[i], 64);
+    }
+    for (; r < kRows; ++r)
+      for (int c = 0; c < 32; ++c) rows[r * 32 + c] = x[(f + c) * a.n + n0 + (r < count ? r : count - 1)];
   }
 }
 
 void UnpackTiles(const float* sums, int, const Activations& a, int64_t n0, int count, int64_t f0, int64_t f1) {
   constexpr DType D = DType::kBFloat16;
+  constexpr int kTile = kRows * 16;
   uint16_t* y = static_cast<uint16_t*>(a.data);
-  for (int64_t f = f0; f < f1; f += 16, sums += kRows * 16) {
-    if (a.axis == 1) {
+  if (a.axis == 1) {
+    // Whole cache lines where there are two tiles: rows of the output often fall on one set of the first-level cache.
+    for (int64_t f = f0; f < f1; f += 32, sums += 2 * kTile)
       for (int r = 0; r < count; ++r)
-        StoreVec<D, 16>(y + (n0 + r) * a.features + f, LoadVec<DType::kFloat32, 16>(sums + r * 16));
-      continue;
+        for (int64_t half = f; half < f1 && half < f + 32; half += 16)
+          StoreVec<D, 16>(y + (n0 + r) * a.features + half,
+                          LoadVec<DType::kFloat32, 16>(sums + (half - f) / 16 * kTile + r * 16));
+    return;
+  }
+  for (int64_t f = f0; f < f1; f += 16, sums += kTile) {
+    int r = 0;
+    for (; r + 16 <= count; r += 16) {
+      Float<16> rows[16];
+      for (int i = 0; i < 16; ++i) rows[i] = LoadVec<DType::kFloat32, 16>(sums + (r + i) * 16);
+      Transpose<16>(rows);
+      for (int c = 0; c < 16; ++c) StoreVec<D, 16>(y + (f + c) * a.n + n0 + r, rows[c]);
     }
-    for (int r = 0; r < count; ++r)
+    for (; r < count; ++r)
       for (int c = 0; c < 16; ++c) y[(f + c) * a.n + n0 + r] = FloatToBFloat16(sums[r * 16 + c]);
   }
 }
@@ -67,11 +98,7 @@ void PackWeights(const uint16_t* w, int b, int o, bool transposed, uint16_t* out
     return;
   }
   for (int c = 0; c < b; c += 2) {
-    typedef uint32_t Words __attribute__((vector_size(64)));
-    typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
-    const Halves even = *reinterpret_cast<const Halves*>(w + c * b + o);
-    const Halves odd = *reinterpret_cast<const Halves*>(w + (c + 1) * b + o);
-    const Words both = __builtin_convertvector(even, Words) | __builtin_convertvector(odd, Words) << 16;
+    const Float<16> both = Interleave(w + c * b + o, w + (c + 1) * b + o);
     std::memcpy(out + c * kStrip, &both, sizeof both);
   }
 }
