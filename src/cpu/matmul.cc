@@ -42,6 +42,10 @@ constexpr int64_t kGradPass = 512;
 constexpr int kGradSlice = 128;
 // Features packed by one task.
 constexpr int64_t kPackFeatures = 64;
+// Of these, packed for one panel after the other where features come first; AMX packs 32 at a time.
+constexpr int64_t kRowsTogether = 32;
+// Floats between panels, whose lengths are often a multiple of the first-level cache's sets.
+constexpr int64_t kPanelGap = 80;
 // Output features that are written together, so that whole cache lines reach memory when features come last.
 constexpr int kUnitFeatures = 64;
 constexpr int kUnits = 256;
@@ -72,10 +76,11 @@ struct Panels {
 };
 
 // How many panels make a group. Where a block has fewer outputs than a vector has lanes, what a panel is read for is so
-// little that the last-level cache cannot keep up: then a group fits in the second-level cache.
+// little that the last-level cache cannot keep up: then a group takes half of the second-level cache (AVX-512, blocks of 8:
+// 204 in place of 127 GFLOP/s at a quarter of the blocks).
 int64_t PanelsTogether(const MatmulProblem& p, int64_t panel_bytes, int lanes) {
   if (p.bsize >= lanes) return kPanels;
-  return std::clamp<int64_t>(SecondCacheBytes() * 3 / 4 / panel_bytes, 1, kPanels);
+  return std::clamp<int64_t>(SecondCacheBytes() / 2 / panel_bytes, 1, kPanels);
 }
 
 // Forward or input gradient, with the layout's columns (rows) as outputs.
@@ -99,19 +104,26 @@ struct ProductRun {
         unit_count(plan.numbers[4]),
         group_width(CeilDiv(panels.count, groups) * choice.tile),
         sums_floats(Rounded(std::max(kUnitFeatures, p.bsize) * group_width)),
-        packed_floats(Rounded(in_features * (one ? 1 : group_width))) {}
+        packed_floats(Rounded(one ? in_features : in_features * group_width + kPanels * kPanelGap)) {}
 
   int64_t WorkerFloats() const { return sums_floats + kColumnScratch; }
   int64_t WorkspaceFloats(int threads) const { return WorkerFloats() * threads + packed_floats; }
 
   int64_t FirstPanel(int64_t group) const { return panels.count * group / groups; }
+  int64_t PanelFloats(int64_t panel) const { return in_features * panels.Width(panel) + kPanelGap; }
 
-  // Features [f0, f1) of a group of panels.
+  // Features [f0, f1) of a group of panels. Where the batch comes last, some features at a time for all panels, so that
+  // what one leaves of a cache line is there for the next.
   void Pack(int64_t group, int64_t f0, int64_t f1, float* packed) const {
-    for (int64_t panel = FirstPanel(group); panel < FirstPanel(group + 1); ++panel) {
-      const int width = panels.Width(panel);
-      kernels.pack_panel(Inputs(), panels.First(panel), panels.Entries(panel), f0, f1, width, packed + f0 * width);
-      packed += in_features * width;
+    const int64_t step = p.axis == 0 ? kRowsTogether : f1 - f0;
+    for (; f0 < f1; f0 += step) {
+      float* to = packed;
+      for (int64_t panel = FirstPanel(group); panel < FirstPanel(group + 1); ++panel) {
+        const int width = panels.Width(panel);
+        kernels.pack_panel(Inputs(), panels.First(panel), panels.Entries(panel), f0, std::min(f0 + step, f1), width,
+                           to + f0 * width);
+        to += PanelFloats(panel);
+      }
     }
   }
 
@@ -132,7 +144,7 @@ struct ProductRun {
       column.width[i] = one ? 1 : panels.Width(first + i);
       column.panel[i] = packed;
       sums[i] = scratch;
-      packed += in_features * column.width[i];
+      if (!one) packed += PanelFloats(first + i);
       scratch += (f1 - f0) * column.width[i];
     }
     for (int64_t f = f0; f < f1; f += column.o1 - column.o0) {
@@ -149,9 +161,11 @@ struct ProductRun {
         kernels.column(column);
     }
     if (one) return kernels.finish(sums[0], 1.f, nullptr, f1 - f0, Offset(p.out, f0), p.dtype);
-    for (int i = 0; i < column.panels; ++i)
-      kernels.unpack_panel(sums[i], column.width[i], Outputs(), panels.First(first + i), panels.Entries(first + i), f0,
-                           f1);
+    const int64_t step = p.axis == 0 ? kRowsTogether : f1 - f0;
+    for (int64_t f = f0; f < f1; f += step)
+      for (int i = 0; i < column.panels; ++i)
+        kernels.unpack_panel(sums[i] + (f - f0) * column.width[i], column.width[i], Outputs(), panels.First(first + i),
+                             panels.Entries(first + i), f, std::min(f + step, f1));
   }
 
   void Run(float* workspace, ThreadPool* pool) const {

@@ -68,14 +68,19 @@ void PackPiecesOf(const Activations& a, int64_t n0, int64_t count, int64_t f0, i
                   float* pieces) {
   const Element<D>* x = static_cast<const Element<D>*>(a.data);
   constexpr int kLanes = L < 8 ? L : 8;  // the smallest piece
+  if (a.axis == 1) {  // some rows at a time, so that what one piece leaves of a cache line is there for the next
+    for (int64_t n = 0; n < count; n += kLanes)
+      for (int64_t f = f0; f < f1; f += piece) {
+        float* out = pieces + (f - f0) * stride;
+        for (int64_t i = n; i < n + kLanes && i < count; ++i)
+          for (int c = 0; c < piece; c += kLanes)
+            StoreVec<DType::kFloat32, kLanes>(out + i * piece + c,
+                                              LoadVec<D, kLanes>(x + (n0 + i) * a.features + f + c));
+      }
+    return;
+  }
   for (int64_t f = f0; f < f1; f += piece) {
     float* out = pieces + (f - f0) * stride;
-    if (a.axis == 1) {
-      for (int64_t n = 0; n < count; ++n)
-        for (int c = 0; c < piece; c += kLanes)
-          StoreVec<DType::kFloat32, kLanes>(out + n * piece + c, LoadVec<D, kLanes>(x + (n0 + n) * a.features + f + c));
-      continue;
-    }
     for (int c = 0; c < piece; c += kLanes) {
       int64_t n = 0;
       for (; n + kLanes <= count; n += kLanes) {
