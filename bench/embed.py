@@ -53,7 +53,7 @@ def main():
                         graphs = {
                             n: tf.function(lambda u=u, f=function: f(u)) for n, u in (("tf", True), ("ours", False))
                         }
-                        calls = {name: lambda g=graph: g().numpy() for name, graph in graphs.items()}
+                        calls = {name: lambda g=graph: g() for name, graph in graphs.items()}
                         times = rounds(calls, options.rounds, options.clock)
                         kept = quiet(times["tf"])
                         row = {"part": part, "kind": kind, "dtype": dtype.name, "indices": count, "rows": rows}

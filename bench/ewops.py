@@ -1,20 +1,17 @@
 """Elementwise operators timed beside TensorFlow's, through TensorFlow, in one run.
 
-  python3 bench/ewops.py [--device /CPU:0] [--output results.json]
+  python3 bench/ewops.py [--device /CPU:0] [--clock cpu] [--json NAME]
 
-Ours and TensorFlow's run in turn, as traced functions; the ratio is the median over the rounds of TensorFlow's time
-over ours. "fused" rows stand against the composition of TensorFlow ops that a user would write.
+A result is the median over rounds of TensorFlow's time by ours, each the best of a few calls of a graph. "fused" rows
+stand against the composition of TensorFlow ops that a user would write.
 """
 
 import argparse
 import functools
-import json
-import os
-import platform
-import time
 
 import numpy as np
 import tensorflow as tf
+from _common import about, median_ratio, quiet, rounds, save
 
 import blocksparse as bs
 
@@ -90,12 +87,29 @@ def cases(shape):
     yield "fused dropout gradient", grad(drop), grad(tf_drop), (x,), 1.5
 
 
-def once(function, operands, calls):
-    start = time.perf_counter()
-    for _ in range(calls):
-        out = function(*operands)
-    tf.nest.flatten(out)[0].numpy()
-    return (time.perf_counter() - start) / calls
+def repeated(function, count):
+    """`count` calls in one graph, one after another: the time of small ones is not that of calling a graph.
+
+    Needs "dependency_optimization" off, which leaves out what only others wait for.
+    """
+
+    @functools.partial(tf.function, autograph=False)
+    def run(*operands):
+        done = []
+        for _ in range(count):
+            with tf.control_dependencies(done):  # each call has its own, so that they are not found to be the same
+                y = function(*operands)
+                done = [tensor.op for tensor in tf.nest.flatten(y)]
+        return y
+
+    return run
+
+
+def wait(y):
+    """A call on a CPU returns when it is done; on a GPU the last element has to come first."""
+    last = tf.nest.flatten(y)[0]
+    if "GPU" in last.device:
+        tf.reshape(last, [-1])[-1].numpy()
 
 
 def main():
@@ -103,43 +117,34 @@ def main():
     parser.add_argument("--device", default="/CPU:0")
     parser.add_argument("--shape", type=int, nargs=2, action="append", help="rows and columns; may be repeated")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine others use, too")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--output", help="a JSON file")
-    arguments = parser.parse_args()
+    parser.add_argument("--json", default="ewops_cpu.json", help="name of the result in bench/results/")
+    options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
+    tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
     results = []
-    for shape in arguments.shape or [(2048, 4096), (64, 1000)]:
-        with tf.device(arguments.device):
+    for shape in options.shape or [(2048, 4096), (64, 1000)]:
+        count = max(1, 4_000_000 // (shape[0] * shape[1]))
+        with tf.device(options.device):
             for name, ours, peer, operands, floor in cases(shape):
-                if arguments.only not in name:
+                if options.only not in name:
                     continue
-                ours, peer = tf.function(ours), tf.function(peer)
-                calls = max(1, int(2e5 / (shape[0] * shape[1])))
-                for function in (ours, peer):
-                    once(function, operands, 1)
-                pairs = [(once(ours, operands, calls), once(peer, operands, calls)) for _ in range(arguments.rounds)]
-                ratio = float(np.median([theirs / mine for mine, theirs in pairs]))
-                row = {
-                    "op": name,
-                    "shape": list(shape),
-                    "ms": 1e3 * min(p[0] for p in pairs),
-                    "ratio": ratio,
-                    "floor": floor,
-                }
-                row["tf_ms"] = 1e3 * min(p[1] for p in pairs)
+                graphs = {"tf": repeated(peer, count), "ours": repeated(ours, count)}
+                calls = {key: lambda f=f, x=operands: wait(f(*x)) for key, f in graphs.items()}
+                times = rounds(calls, options.rounds, options.clock)
+                kept = quiet(times["tf"])
+                row = {"op": name, "shape": list(shape), "kept": len(kept), "floor": floor}
+                row.update({f"{key}_ms": min(t) * 1e3 / count for key, t in times.items()})
+                row["ratio"] = median_ratio(times["tf"], times["ours"], kept)
                 results.append(row)
-                mark = "" if ratio >= floor else "  below"
                 print(
-                    f"{name:34s} {shape!s:13s} {row['ms']:8.3f} ms  TF / ours {ratio:5.2f} (floor {floor}){mark}",
+                    f"{name:34s} {shape!s:13s} {row['ours_ms']:8.3f} ms, TensorFlow {row['tf_ms']:8.3f} ms: "
+                    f"{row['ratio']:5.2f} (floor {floor}){'' if row['ratio'] >= floor else '  below'}",
                     flush=True,
                 )
-    if arguments.output:
-        machine = {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "tensorflow": tf.__version__,
-        }
-        with open(arguments.output, "w") as file:
-            json.dump({"machine": machine, "device": arguments.device, "results": results}, file, indent=1)
+    print(save(options.json, {"about": about("cpu", options.threads), "clock": options.clock, "results": results}))
 
 
 if __name__ == "__main__":

@@ -1,21 +1,17 @@
 """Normalization on the CPU timed beside Keras's layers, through TensorFlow, in one run.
 
-  python3 bench/norms.py [--output results.json]
+  python3 bench/norms.py [--clock cpu] [--json NAME]
 
-Ours and the peer run in turn, as traced functions; the ratio is the median over the rounds of the peer's time over
-ours.
+A result is the median over rounds of the peer's time by ours, each the best of a few calls.
 Forward alone, and forward with the gradients of x, gain and bias. Floor for the latter: 1.5 times `LayerNormalization`.
 On the GPU: bench/norms_gpu.py.
 """
 
 import argparse
-import json
-import statistics
-import time
 
 import numpy as np
 import tensorflow as tf
-from _common import about
+from _common import about, median_ratio, quiet, rounds, save
 
 import blocksparse as bs
 
@@ -53,34 +49,32 @@ def cases():
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine others use, too")
+    parser.add_argument("--json", default="norms_cpu.json", help="name of the result in bench/results/")
     options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     rng = np.random.default_rng(1)
     results = []
     for name, ours, peer, shape, axis in cases():
         x = tf.constant(rng.standard_normal(shape), tf.float32)
         g, b = (tf.constant(rng.standard_normal(shape[axis]), tf.float32) for _ in range(2))
-        for what, change in (("forward", lambda f: f), ("forward and backward", with_gradients)):
-            functions = [tf.function(change(f)) for f in (ours, peer)]
-            times = []
-            for _ in range(options.rounds + 2):
-                pair = []
-                for function in functions:
-                    start = time.perf_counter()
-                    tf.nest.map_structure(lambda v: v.numpy(), function(x, g, b))
-                    pair.append(time.perf_counter() - start)
-                times.append(pair)
-            ratio = statistics.median(p / o for o, p in times[2:])
-            ms = statistics.median(o for o, _ in times[2:]) * 1e3
-            results.append({"op": name, "what": what, "ms": ms, "ratio": ratio})
-            print(f"{name:32s} {what:22s} {ms:8.3f} ms  {ratio:5.2f} x", flush=True)
-    if options.output:
-        with open(options.output, "w") as file:
-            json.dump(
-                about("/CPU:0", tf.config.threading.get_intra_op_parallelism_threads()) | {"results": results}, file
+        for part, change in (("forward", lambda f: f), ("forward and gradient", with_gradients)):
+            graphs = {key: tf.function(change(f), autograph=False) for key, f in (("tf", peer), ("ours", ours))}
+            calls = {key: lambda f=f, v=(x, g, b): f(*v) for key, f in graphs.items()}
+            times = rounds(calls, options.rounds, options.clock)
+            kept = quiet(times["tf"])
+            row = {"op": name, "part": part, "shape": list(shape), "kept": len(kept), "floor": 1.5}
+            row.update({f"{key}_ms": min(t) * 1e3 for key, t in times.items()})
+            row["ratio"] = median_ratio(times["tf"], times["ours"], kept)
+            results.append(row)
+            print(
+                f"{name:32s} {part:22s} {row['ours_ms']:8.3f} ms, Keras {row['tf_ms']:8.3f} ms: {row['ratio']:5.2f}",
+                flush=True,
             )
+    print(save(options.json, {"about": about("cpu", options.threads), "clock": options.clock, "results": results}))
 
 
 if __name__ == "__main__":

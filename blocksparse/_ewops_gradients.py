@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
 from blocksparse import _library
+from blocksparse._vectorize import attributes, by_loop, check_unmapped
 
 _ops = _library.op_module
 
@@ -294,11 +295,7 @@ def _infer_gradient(op, d_gate):
 def _convert_elementwise(pfor_input, function, attrs, host=()):
     """Operands of one shape: a mapped dimension is one dimension more."""
     tensors = [i for i in range(pfor_input.num_inputs) if i not in host]
-    for i in host:
-        if pfor_input.input(i).is_stacked:
-            raise ValueError(
-                f"{pfor_input.op_type}: input {i} must be the same for all elements under tf.vectorized_map"
-            )
+    check_unmapped(pfor_input, {i: f"input {i}" for i in host})
     pfor_input.stack_inputs(tensors)
     inputs = [pfor_input.input(i).t for i in range(pfor_input.num_inputs)]
     if pfor_input.op_type == "AddN8":
@@ -316,6 +313,7 @@ for _name, _function, _attrs, _host in (
     ("EwDxDzxa", _ops.ew_dx_dzxa, ("op", "alpha"), ()),
     ("AddN8", _ops.add_n8, (), ()),
     ("FilterTensor", _ops.filter_tensor, ("saturate", "zero_infs", "zero_nans"), (1,)),
+    ("ConcreteGateGrad", _ops.concrete_gate_grad, ("limit_a", "limit_b"), (2,)),
     ("ConcreteGateInfer", _ops.concrete_gate_infer, ("limit_a", "limit_b"), ()),
 ):
     pfor.RegisterPForWithArgs(_name, _function, _attrs, _host)(
@@ -327,3 +325,89 @@ for _name, _function, _attrs, _host in (
 def _convert_cast(pfor_input):
     attrs = {name: pfor_input.get_attr(name) for name in ("TY", "dx_dtype")}
     return pfor.wrap(_ops.float_cast(pfor_input.stacked_input(0), **attrs), True)
+
+
+def _moved(attrs):
+    """An axis counted from the first dimension, with the mapped one before it."""
+    return {name: value + 1 if name == "axis" and value >= 0 else value for name, value in attrs.items()}
+
+
+@pfor.RegisterPFor("EwZXb")
+@pfor.RegisterPFor("BiasRelu")
+def _convert_channels(pfor_input):
+    """Mapped activations are one more batch dimension: one launch for all."""
+    vector = "the gain" if pfor_input.op_type == "EwZXb" and pfor_input.get_attr("op") == GAINMUL else "the bias"
+    check_unmapped(pfor_input, {1: vector})
+    x, b = pfor_input.stacked_input(0), pfor_input.unstacked_input(1)
+    if pfor_input.op_type == "EwZXb":
+        return pfor.wrap(_ops.ew_z_xb(x, b, op=pfor_input.get_attr("op")), True)
+    attrs = _moved(attributes(pfor_input.op, ("axis", "relu", "bench")))
+    return pfor.wrap(_ops.bias_relu(x, b, **attrs), True)
+
+
+for _name, _function, _attrs, _signature in (
+    ("EwDbDzb", _ops.ew_db_dzb, ("op",), (tf.float32,)),
+    ("EwDxdgDzxg", _ops.ew_dxdg_dzxg, ("op",), ("T", tf.float32)),
+    ("BiasGrad", _ops.bias_grad, ("axis", "bench"), (tf.float32,)),
+    ("BiasReluGrad", _ops.bias_relu_grad, ("axis", "relu", "bench"), ("T", tf.float32)),
+    ("GenDropoutMask", _ops.gen_dropout_mask, (), (tf.int32,)),
+    ("Dropout", _ops.dropout, (), ("T", tf.int32)),
+    ("ConcreteGate", _ops.concrete_gate, ("limit_a", "limit_b", "epsilon"), (tf.float32, tf.float32)),
+):
+    pfor.RegisterPForWithArgs(_name, _function, _attrs, _signature)(
+        lambda pfor_input, _, function, attrs, signature: by_loop(
+            pfor_input,
+            function,
+            attributes(pfor_input.op, attrs),
+            tuple(pfor_input.get_attr("T") if dtype == "T" else dtype for dtype in signature),
+        )
+    )
+
+
+@pfor.RegisterPFor("ApplyDropoutMask")
+def _convert_apply_mask(pfor_input):
+    """One mask for all elements is broadcast; of masks that differ each starts a word of its own: a loop."""
+    check_unmapped(pfor_input, {2: "keep_prob", 3: "mask_shape"})
+    if pfor_input.input(1).is_stacked:
+        return by_loop(pfor_input, _ops.apply_dropout_mask, {}, (pfor_input.get_attr("T"),))
+    x, (mask, keep_prob, mask_shape) = pfor_input.stacked_input(0), (pfor_input.unstacked_input(i) for i in (1, 2, 3))
+    with tf.device("/cpu:0"):
+        shape = tf.cond(tf.equal(tf.size(mask_shape), 0), lambda: tf.shape(x, tf.int64)[1:], lambda: mask_shape)
+        shape = tf.concat([[1], shape], 0)
+    return pfor.wrap(_ops.apply_dropout_mask(x, mask, keep_prob, shape), True)
+
+
+@pfor.RegisterPFor("FancyGather")
+def _convert_gather(pfor_input):
+    """A mapped dimension is one more leading dimension of both."""
+    pfor_input.stack_inputs([0, 1])
+    return pfor.wrap(_ops.fancy_gather(pfor_input.stacked_input(0), pfor_input.stacked_input(1)), True)
+
+
+def _stacked_shape(pfor_input, index):
+    with tf.device("/cpu:0"):
+        count = tf.cast(pfor_input.pfor.loop_len_vector, tf.int64)
+        return tf.concat([count, pfor_input.unstacked_input(index)], 0)
+
+
+@pfor.RegisterPFor("FancyGatherGrad")
+def _convert_gather_gradient(pfor_input):
+    check_unmapped(pfor_input, {2: "the shape"})
+    pfor_input.stack_inputs([0, 1])
+    dy, idx = pfor_input.stacked_input(0), pfor_input.stacked_input(1)
+    return pfor.wrap(_ops.fancy_gather_grad(dy, idx, _stacked_shape(pfor_input, 2)), True)
+
+
+@pfor.RegisterPFor("ReduceMax")
+def _convert_reduce_max(pfor_input):
+    attrs = _moved(attributes(pfor_input.op, ("axis", "keepdims", "bench")))
+    return [pfor.wrap(v, True) for v in _ops.reduce_max(pfor_input.stacked_input(0), **attrs)]
+
+
+@pfor.RegisterPFor("ReduceMaxGrad")
+def _convert_reduce_max_gradient(pfor_input):
+    check_unmapped(pfor_input, {2: "the shape"})
+    pfor_input.stack_inputs([0, 1])
+    dy, places = pfor_input.stacked_input(0), pfor_input.stacked_input(1)
+    attrs = _moved(attributes(pfor_input.op, ("axis",)))
+    return pfor.wrap(_ops.reduce_max_grad(dy, places, _stacked_shape(pfor_input, 2), **attrs), True)

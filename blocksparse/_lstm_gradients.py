@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
 from blocksparse import _library
+from blocksparse._vectorize import check_unmapped
 
 _ops = _library.op_module
 
@@ -98,9 +99,7 @@ def _gates4_gradient_gradient(op, *output_gradients):
 
 def _stacked(pfor_input, bias):
     """The inputs, all but those in `bias` with the mapped dimension, which is one more dimension of rows."""
-    for i in bias:
-        if pfor_input.input(i).is_stacked:
-            raise ValueError(f"{pfor_input.op_type}: the bias must be the same for all elements under vectorized_map")
+    check_unmapped(pfor_input, dict.fromkeys(bias, "the bias"))
     pfor_input.stack_inputs([i for i in range(pfor_input.num_inputs) if i not in bias])
     return [pfor_input.input(i).t for i in range(pfor_input.num_inputs)]
 

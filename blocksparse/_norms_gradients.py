@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.python.ops.parallel_for import pfor
 
 from blocksparse import _library
+from blocksparse._vectorize import attributes, by_loop, check_unmapped
 
 _ops = _library.op_module
 
@@ -62,14 +63,10 @@ def _second(a, b, e, dy, x, gain, bias, stat_axes, gain_axes, epsilon, relu=Fals
 _LAYER_ATTRS = ("S", "axis", "epsilon", "relu", "bench")
 
 
-def _attrs(op, names):
-    return {name: op.get_attr(name) for name in names}
-
-
 @tf.RegisterGradient("LayerNorm")
 def _layer_norm_gradient(op, dy, *_):
     x, g, b = op.inputs
-    return list(_ops.layer_norm_grad(dy, x, g, b, *op.outputs[1:], **_attrs(op, _LAYER_ATTRS)))
+    return list(_ops.layer_norm_grad(dy, x, g, b, *op.outputs[1:], **attributes(op, _LAYER_ATTRS)))
 
 
 @tf.RegisterGradient("LayerNormGrad")
@@ -111,7 +108,7 @@ _BATCH_ATTRS = ("eps", "bench")
 def _batch_norm_gradient(op, dy, *_):
     x, g, b = op.inputs
     _, m, v, residual = op.outputs
-    dx, dg, db = _ops.batch_norm_grad_ncdhw(dy, x, g, m, v, residual, **_attrs(op, _BATCH_ATTRS))
+    dx, dg, db = _ops.batch_norm_grad_ncdhw(dy, x, g, m, v, residual, **attributes(op, _BATCH_ATTRS))
     return [dx, dg, tf.reshape(db, tf.shape(b))]
 
 
@@ -119,7 +116,7 @@ def _batch_norm_gradient(op, dy, *_):
 def _batch_norm_inference_gradient(op, dy):
     x, g, b, m, v = op.inputs
     dx, dg, db = _ops.batch_norm_grad_ncdhw(
-        dy, x, g, m, v, tf.zeros_like(m), inference=True, **_attrs(op, _BATCH_ATTRS)
+        dy, x, g, m, v, tf.zeros_like(m), inference=True, **attributes(op, _BATCH_ATTRS)
     )
     # dL/dm = -rstd sum(dy gain), dL/dv = -rstd^2 / 2 sum(dy gain x^)
     v_flat, g_flat, dg_flat, db_flat = (tf.reshape(u, [-1]) for u in (v, g, dg, db))
@@ -166,13 +163,8 @@ def _batch_norm_gradient_gradient(op, a, dg, db):
 @pfor.RegisterPFor("LayerNorm")
 def _convert_layer_norm(pfor_input):
     """Mapped activations are one more batch dimension: one launch for all."""
-    for index, what in ((1, "the gain"), (2, "the bias")):
-        if pfor_input.input(index).is_stacked:
-            raise ValueError(
-                f"LayerNorm: {what} must be the same for all elements under tf.vectorized_map, got one that differs "
-                "between them. Map over activations only, or use tf.map_fn"
-            )
-    attrs = _attrs(pfor_input.op, _LAYER_ATTRS)
+    check_unmapped(pfor_input, {1: "the gain", 2: "the bias"})
+    attrs = attributes(pfor_input.op, _LAYER_ATTRS)
     if attrs["axis"] >= 0:
         attrs["axis"] += 1
     x = pfor_input.stacked_input(0)
@@ -183,46 +175,29 @@ def _convert_layer_norm(pfor_input):
     return [pfor.wrap(y, True), *(pfor.wrap(tf.transpose(v, order), True) for v in statistics)]
 
 
-def _convert_by_loop(pfor_input, op, attrs, signature):
-    """Each element has sums over its batch of its own: a loop of launches, each like the op's."""
-    count = pfor_input.num_inputs
-    mapped = [i for i in range(count) if pfor_input.input(i).is_stacked]
-
-    def one(elements):
-        values = dict(zip(mapped, elements))
-        return tuple(op(*(values[i] if i in values else pfor_input.input(i).t for i in range(count)), **attrs))
-
-    stacked = tf.map_fn(one, [pfor_input.input(i).t for i in mapped], fn_output_signature=signature)
-    return [pfor.wrap(v, True) for v in stacked]
-
-
 @pfor.RegisterPFor("LayerNormGrad")
 def _convert_layer_norm_grad(pfor_input):
     op = pfor_input.op
     signature = (op.get_attr("T"), tf.float32, tf.float32)
-    return _convert_by_loop(pfor_input, _ops.layer_norm_grad, _attrs(op, _LAYER_ATTRS), signature)
+    return by_loop(pfor_input, _ops.layer_norm_grad, attributes(op, _LAYER_ATTRS), signature)
 
 
 @pfor.RegisterPFor("BatchNormNCDHW")
 def _convert_batch_norm(pfor_input):
     op = pfor_input.op
     signature = (op.get_attr("T"), tf.float32, tf.float32, tf.float32)
-    return _convert_by_loop(pfor_input, _ops.batch_norm_ncdhw, _attrs(op, _BATCH_ATTRS), signature)
+    return by_loop(pfor_input, _ops.batch_norm_ncdhw, attributes(op, _BATCH_ATTRS), signature)
 
 
 @pfor.RegisterPFor("BatchNormInferenceNCDHW")
 def _convert_batch_norm_inference(pfor_input):
     op = pfor_input.op
-
-    def inference(*args, **attrs):
-        return (_ops.batch_norm_inference_ncdhw(*args, **attrs),)
-
-    return _convert_by_loop(pfor_input, inference, _attrs(op, _BATCH_ATTRS), (op.get_attr("T"),))
+    return by_loop(pfor_input, _ops.batch_norm_inference_ncdhw, attributes(op, _BATCH_ATTRS), (op.get_attr("T"),))
 
 
 @pfor.RegisterPFor("BatchNormGradNCDHW")
 def _convert_batch_norm_grad(pfor_input):
     op = pfor_input.op
     signature = (op.get_attr("T"), tf.float32, tf.float32)
-    attrs = _attrs(op, (*_BATCH_ATTRS, "inference"))
-    return _convert_by_loop(pfor_input, _ops.batch_norm_grad_ncdhw, attrs, signature)
+    attrs = attributes(op, (*_BATCH_ATTRS, "inference"))
+    return by_loop(pfor_input, _ops.batch_norm_grad_ncdhw, attrs, signature)

@@ -7,10 +7,11 @@ bits from run to run, on CPUs and GPUs, however often an index repeats.
 from __future__ import annotations
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.parallel_for import pfor
 
 from blocksparse import _library
+from blocksparse._vectorize import check_unmapped
+from blocksparse._xla import check_not_xla
 
 __all__ = ["embedding_lookup"]
 
@@ -47,11 +48,7 @@ def embedding_lookup(emb, idx, sort_grad: bool = True, bench: int = 0, use_tf: b
         raise ValueError(f"emb must be [C, K], got shape {emb.shape}")
     if use_tf:
         return _gather(emb, idx if idx.dtype in (tf.int32, tf.int64) else tf.cast(idx, tf.int64))
-    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise NotImplementedError(
-            "embedding_lookup: blocksparse ops have no XLA kernels and cannot be part of a function with "
-            "jit_compile=True. Use tf.function without it, or model.compile(jit_compile=False)"
-        )
+    check_not_xla("embedding_lookup")
     return embedding_lookup_op(emb, idx, bench=bench)
 
 
@@ -80,8 +77,7 @@ def _lookup_gradient_gradient(op, g):
 
 @pfor.RegisterPFor("EmbeddingLookup")
 def _convert_lookup(pfor_input):
-    if pfor_input.input(0).is_stacked:
-        raise ValueError("EmbeddingLookup: the table must be the same for all elements under tf.vectorized_map")
+    check_unmapped(pfor_input, {0: "the table"})
     return pfor.wrap(embedding_lookup_op(pfor_input.input(0).t, pfor_input.stacked_input(1)), True)
 
 

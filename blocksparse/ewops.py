@@ -3,7 +3,8 @@
 Arithmetic is in float32 with one rounding at the end; biases and gains are float32 whatever the dtype of activations.
 All work eagerly, in `tf.function` and in `tf.compat.v1` graphs, with unknown shapes and empty tensors, and are
 differentiable, twice where mathematics allows. A tensor of another dtype, a bias of the wrong length and the like raise
-ValueError, or InvalidArgumentError where only the running op can see it.
+ValueError, or InvalidArgumentError where only the running op can see it; a function with `jit_compile=True`
+NotImplementedError.
 
 The ops themselves are here too, as `ew_z_xy_op` and so on.
 """
@@ -16,6 +17,7 @@ from tensorflow.python.ops import math_ops
 from blocksparse import _ewops_gradients as _codes
 from blocksparse import _library
 from blocksparse._random import draw_seed
+from blocksparse._xla import check_not_xla
 from blocksparse.utils import scalar_constant
 
 _ops = _library.op_module
@@ -111,10 +113,12 @@ def broadcast_check(x, y, ew_op: int, bc_op: int | None, tf_op, name: str | None
     y = tf.convert_to_tensor(y, x.dtype) if isinstance(y, (int, float)) else tf.convert_to_tensor(y)
     if x.dtype == y.dtype and x.dtype in _DTYPES and x.shape.rank is not None and x.shape.rank == y.shape.rank:
         if x.shape.as_list() == y.shape.as_list():
+            check_not_xla(ew_names[ew_op])
             return ew_z_xy_op(x, y, op=ew_op, name=name or ew_names[ew_op])
     if bc_op is not None:
         for activation, vector in ((x, y), (y, x)):
             if _is_vector_over(vector, activation):
+                check_not_xla(ew_names[bc_op])
                 return ew_z_xb_op(activation, vector, op=bc_op, name=name or ew_names[bc_op])
     if x.dtype != y.dtype:
         raise ValueError(
@@ -166,6 +170,7 @@ def minimum(x, y, name: str | None = None) -> tf.Tensor:
 
 
 def _unary(x, code, name, alpha=1.0):
+    check_not_xla(ew_names[code])
     return ew_z_xa_op(_floating("x", x), op=code, alpha=alpha, name=name or ew_names[code])
 
 
@@ -249,6 +254,7 @@ def filter_tensor(
       scale: number, or floating scalar tensor.
       saturate: 65504 is the largest float16.
     """
+    check_not_xla("filter_tensor")
     return filter_tensor_op(
         _floating("x", x),
         _host_scalar("scale", scale),
@@ -280,6 +286,7 @@ def float_cast(x, dtype, dx_dtype=None, name: str | None = None) -> tf.Tensor:
             raise ValueError(f"{what} must be float32, float16 or bfloat16, got {value.name}")
     if dtype == x.dtype:
         return x
+    check_not_xla("float_cast")
     return float_cast_op(x, TY=dtype, dx_dtype=dx_dtype, name=name or "FloatCast")
 
 
@@ -311,6 +318,7 @@ def dropout(x, keep_prob, mask=None, mask_shape=None) -> tuple[tf.Tensor, tf.Ten
         mask = tf.convert_to_tensor(mask)
         if mask.dtype != tf.int32:
             raise ValueError(f"mask has dtype {mask.dtype.name}, must be int32")
+    check_not_xla("dropout")
     shape, size = _mask_shape(x, mask_shape)
     if mask is None and size is None:
         return dropout_op(x, draw_seed(), keep_prob)
@@ -365,6 +373,7 @@ def concrete_gate(
       loga: float32, any shape.
       tempurature: number or floating scalar tensor, more than 0.
     """
+    check_not_xla("concrete_gate")
     gate, _ = concrete_gate_op(
         _vector("loga", loga),
         draw_seed(),
@@ -378,6 +387,7 @@ def concrete_gate(
 
 def concrete_gate_infer(loga, limit_a: float = -0.1, limit_b: float = 1.1) -> tf.Tensor:
     """Gates for inference: `sigmoid(loga) (limit_b - limit_a) + limit_a`, clipped to `[0, 1]`. loga is float32."""
+    check_not_xla("concrete_gate_infer")
     return concrete_gate_infer_op(_vector("loga", loga), limit_a=limit_a, limit_b=limit_b)
 
 
@@ -391,6 +401,7 @@ def add_n8(xs, name: str | None = "AddN") -> tf.Tensor:
         raise ValueError("xs must be a list of at least one tensor, got an empty one")
     if len({x.dtype for x in xs}) > 1:
         raise ValueError(f"xs must have one dtype, got {', '.join(sorted({x.dtype.name for x in xs}))}")
+    check_not_xla("add_n8")
     return add_n8_op(xs, name=name)
 
 
@@ -470,6 +481,7 @@ def bias_relu(
         v = tf.cast(x, tf.float32) + _codes._over_axis(b, x, axis)
         v = tf.nn.relu(v) if relu else v * tf.sigmoid(_codes.FAST_GELU_ALPHA * v) if fast_gelu else v
         return tf.cast(v, x.dtype, name=name)
+    check_not_xla("bias_relu")
     return bias_relu_op(
         x, b, axis=axis, relu=1 if relu else 2 if fast_gelu else 0, bench=bench, name=name or "BiasRelu"
     )
@@ -508,6 +520,7 @@ def fancy_gather(x, idx, use_tf: bool = False, name: str | None = None) -> tf.Te
     idx = tf.cast(idx, tf.int32)
     if use_tf:
         return tf.gather(x, tf.maximum(idx, 0), batch_dims=rank, axis=rank, name=name)
+    check_not_xla("fancy_gather")
     return fancy_gather_op(x, idx, name=name or "FancyGather")
 
 
@@ -526,6 +539,7 @@ def reduce_max(x, axis: int, keepdims: bool = False, use_tf: bool = False, name:
     axis = _check_axis(axis, x.shape.rank)
     if use_tf:
         return tf.reduce_max(x, axis, keepdims, name=name)
+    check_not_xla("reduce_max")
     return reduce_max_op(x, axis=axis, keepdims=keepdims, name=name or "ReduceMax")[0]
 
 
@@ -550,6 +564,7 @@ def assign_add(y, x, name: str | None = None):
         raise ValueError(f"y and x must both be float32, float16 or bfloat16, got {dtype.name} and {x.dtype.name}")
     if not x.shape.is_compatible_with(y.shape):
         raise ValueError(f"x must have the variable's shape {y.shape}, got {x.shape}")
+    check_not_xla("assign_add")
     if y.dtype._is_ref_dtype:
         return assign_add_op(y._ref() if isinstance(y, tf.Variable) else y, x, name=name)
     done = assign_add_variable_op(y.handle, x, name=name)

@@ -14,10 +14,12 @@ import collections
 import os
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from blocksparse import _grouping, _library, _lstm_gradients  # noqa: F401 (_lstm_gradients registers itself)
+from blocksparse._xla import check_not_xla
 from blocksparse.ewops import float_cast
+from blocksparse.norms import layer_norm
+from blocksparse.reference import sparse_relu_test
 
 __all__ = [
     "FusedBasicLSTMCell",
@@ -26,6 +28,7 @@ __all__ = [
     "group_lstm_grads",
     "grouped_lstm",
     "sparse_relu",
+    "sparse_relu_test",
     "split4",
 ]
 
@@ -66,7 +69,7 @@ def fused_lstm_gates(c, *args, bias=None, forget_bias: float = 1.0, name: str | 
     for gate in gates:
         if gate.dtype != c.dtype:
             raise ValueError(f"c and the gates must have one dtype, got {c.dtype.name} and {gate.dtype.name}")
-    _check_not_xla()
+    check_not_xla("fused_lstm_gates")
     forget_bias = float(forget_bias)
     if len(gates) == 4:
         return lstm_gates4_op(c, *gates, forget_bias=forget_bias, name=name or "LSTMGates4")
@@ -78,14 +81,6 @@ def fused_lstm_gates(c, *args, bias=None, forget_bias: float = 1.0, name: str | 
         if None not in (width, bias.shape.num_elements()) and bias.shape.num_elements() != 4 * width:
             raise ValueError(f"bias must have 4 * {width} elements, those of i, u, f and o, got shape {bias.shape}")
     return lstm_gates_op(c, gates[0], [] if bias is None else [bias], forget_bias=forget_bias, name=name or "LSTMGates")
-
-
-def _check_not_xla():
-    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise NotImplementedError(
-            "fused_lstm_gates: blocksparse ops have no XLA kernels and cannot be part of a function with "
-            "jit_compile=True. Use tf.function without it, or model.compile(jit_compile=False)"
-        )
 
 
 def split4(x) -> list[tf.Tensor]:
@@ -284,8 +279,6 @@ def grouped_lstm(
         xs = [tf.reshape(inputs, [-1, features])]
         if timesteps > 1:
             xs = tf.unstack(inputs, timesteps, axis=1)
-        if layernorm:
-            from blocksparse.norms import layer_norm
         c, h = initial_state
         outputs = []
         for step, x in enumerate(xs):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util, init_ops
+from tensorflow.python.ops import init_ops
 
 from blocksparse import _gradients, _library, reference  # noqa: F401 (_gradients registers itself)
 from blocksparse._constants import get_constant, host_constant
@@ -28,6 +28,7 @@ from blocksparse._grouping import (
     group_param_grads,
 )
 from blocksparse._projection import SparseProj
+from blocksparse._xla import check_not_xla
 from blocksparse.layout import SEG_MAX, BlockLayout, xprop_lut
 
 __all__ = [
@@ -323,11 +324,7 @@ class BlocksparseMatMul:
             if self._eager_table is None:
                 self._eager_table = host_constant(self._blocks.fingerprint, self._blocks.table)
             return self._eager_table
-        if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-            raise NotImplementedError(
-                f"{self.name}: block-sparse ops have no XLA kernels and cannot be part of a function with "
-                "jit_compile=True. Use tf.function without it, or model.compile(jit_compile=False)"
-            )
+        check_not_xla(self.name)
         table = host_constant(self._blocks.fingerprint, self._blocks.table)
         if isinstance(table, tf.__internal__.EagerTensor):
             self._eager_table = table

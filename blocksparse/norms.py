@@ -13,9 +13,9 @@ from __future__ import annotations
 import collections
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from blocksparse import _library, _norms_gradients  # noqa: F401 (_norms_gradients registers itself)
+from blocksparse._xla import check_not_xla
 from blocksparse.reference import (
     batch_norm_grad_test,
     batch_norm_inf_test,
@@ -77,14 +77,6 @@ def _epsilon(epsilon):
     return epsilon
 
 
-def _check_not_xla(what):
-    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise NotImplementedError(
-            f"{what}: blocksparse ops have no XLA kernels and cannot be part of a function with jit_compile=True. "
-            "Use tf.function without it, or model.compile(jit_compile=False)"
-        )
-
-
 def layer_norm(
     x,
     g,
@@ -137,7 +129,7 @@ def layer_norm(
     epsilon = _epsilon(epsilon)
     if use_tf:
         return _layer_norm_of_tf(x, g, b, axis, segments, epsilon, relu)
-    _check_not_xla("layer_norm")
+    check_not_xla("layer_norm")
     return layer_norm_op(x, g, b, S=segments, axis=axis, epsilon=epsilon, relu=bool(relu), bench=bench)[0]
 
 
@@ -186,7 +178,7 @@ def batch_norm(x, g, b, epsilon: float = 1e-6) -> BatchNorm:
     x = _activations(x)
     channels = _channels(x)
     g, b = _vector("gain", g, channels), _vector("bias", b, channels)
-    _check_not_xla("batch_norm")
+    check_not_xla("batch_norm")
     return BatchNorm(*batch_norm_ncdhw_op(x, g, b, eps=_epsilon(epsilon))[:3])
 
 
@@ -212,5 +204,5 @@ def batch_norm_inference(x, g, b, m, v, epsilon: float = 1e-6) -> tf.Tensor:
     x = _activations(x)
     channels = _channels(x)
     vectors = [_vector(name, u, channels) for name, u in (("gain", g), ("bias", b), ("mean", m), ("variance", v))]
-    _check_not_xla("batch_norm_inference")
+    check_not_xla("batch_norm_inference")
     return batch_norm_inf_ncdhw_op(x, *vectors, eps=_epsilon(epsilon))

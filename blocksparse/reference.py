@@ -553,6 +553,12 @@ def lstm_gates_grad(dc_next, dh_next, c, i, u, f, o, forget_bias=1.0):
     return d * sf, d * np.tanh(u) * si * (1 - si), d * si / np.cosh(u) ** 2, d * c * sf * (1 - sf), do
 
 
+def sparse_relu_test(x, alpha=1.0):
+    """`max(x - cut, 0)`, cut = mean + alpha * (population) standard deviation over the last axis."""
+    x = np.asarray(x, np.float64)
+    return np.maximum(x - x.mean(-1, keepdims=True) - float(alpha) * x.std(-1, keepdims=True), 0.0)
+
+
 def embedding_lookup(emb, idx):
     """`y[..., :] = emb[idx[...], :]`; rows of zeros where an index is not in `[0, rows)`."""
     emb, idx = np.asarray(emb, np.float64), np.asarray(idx)

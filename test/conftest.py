@@ -70,6 +70,20 @@ def _strict_placement(request):
 
 
 @pytest.fixture
+def on_device(request):
+    """For a module's `usefixtures`: each test on a device runs there, in memory that was poisoned."""
+    if "device" not in request.fixturenames:
+        yield
+        return
+    import tensorflow as tf
+
+    device = request.getfixturevalue("device")
+    helpers.poison(device)
+    with tf.device(device):
+        yield
+
+
+@pytest.fixture
 def rng(request):
     """A random generator of the test's own: the same for one seed, whichever other tests run."""
     return np.random.default_rng([SEED, zlib.crc32(request.node.nodeid.encode())])

@@ -12,6 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16), bfloat16]
 
 # dtype: (bits of the significand, exponent of the smallest normal number, largest exponent)
 _FORMATS = {
@@ -124,6 +125,39 @@ def assert_product_close(actual, expected, magnitude, terms, tf32=False):
         assert error <= allowed * norm, f"relative error {error / (norm or 1):.3g}, allowed {allowed:.3g}"
 
 
+def wide(x):
+    """A tensor or array as float64."""
+    return np.asarray(x.numpy() if hasattr(x, "numpy") else x).astype(np.float64)
+
+
+def assert_close(actual, expected, dtype, ulps=4.0, magnitude=0.0):
+    """Checks `actual`, of `dtype`: half a spacing for the rounding, and a few units of float32 for the arithmetic.
+
+    `ulps` counts those of the result's size, and of `magnitude` where terms of that size cancel. NaN and infinity must
+    be where they are expected.
+    """
+    actual = np.asarray(actual.numpy() if hasattr(actual, "numpy") else actual)
+    expected = np.asarray(expected, np.float64)
+    assert actual.dtype == dtype
+    assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"
+    rounded = round_to(expected, dtype).astype(np.float64)
+    finite = np.isfinite(rounded) & np.isfinite(expected)
+    safe = np.where(finite, expected, 0.0)
+    size = np.maximum(np.abs(safe), magnitude)
+    tolerance = ulp(safe, dtype) / 2 + ulps * np.maximum(2 * _UNIT_ROUNDOFF * size, 2.0**-149)
+    wide = actual.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        good = (wide == rounded) | (np.isnan(wide) & np.isnan(rounded)) | (finite & (np.abs(wide - safe) <= tolerance))
+        # At the edge of the range arithmetic may round to infinity or just not.
+        edge = np.abs(expected) > 0.999 * float(np.finfo(np.float32).max if dtype != np.float16 else 65504)
+        good |= (
+            edge & (np.sign(wide) == np.sign(expected)) & (np.abs(wide) >= 0.99 * np.minimum(np.abs(expected), 3.3e38))
+        )
+    assert good.all(), (
+        f"{np.count_nonzero(~good)} of {good.size} wrong: {wide[~good][:4]}, expected {expected[~good][:4]}"
+    )
+
+
 def poison(device, *tensors):
     """Fills the memory that new tensors will get with values no test expects, so that an unwritten output shows.
 
@@ -158,6 +192,26 @@ def dense(bsmm, w):
         "wij,wc,wk->cikj", w, tf.one_hot(c, bsmm.CB, dtype=w.dtype), tf.one_hot(k, bsmm.KB, dtype=w.dtype)
     )
     return tf.reshape(pieces, [bsmm.C, bsmm.K])
+
+
+def check_derivatives(function, *operands, atol=2e-2):
+    """First and second derivatives against finite differences, in float32."""
+    import tensorflow as tf
+
+    operands = [tf.constant(x, tf.float32) for x in operands]
+
+    def gradient(*operands):
+        with tf.GradientTape() as tape:
+            tape.watch(operands)
+            y = function(*operands)
+            total = tf.reduce_sum(y * tf.reshape(tf.cos(tf.range(tf.size(y), dtype=tf.float32)), tf.shape(y)))
+        gradients = tape.gradient(total, operands, unconnected_gradients="zero")
+        return tf.concat([tf.reshape(g, [-1]) for g in gradients], 0)
+
+    for f in (function, gradient):
+        theoretical, numerical = tf.test.compute_gradient(f, operands, delta=1e-2)
+        for t, n in zip(theoretical, numerical):
+            np.testing.assert_allclose(t, n, rtol=2e-2, atol=atol)
 
 
 def run_python(script, *arguments, timeout=300):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_on, bfloat16, poison, random_values, ulp
+from helpers import DTYPES, assert_on, random_values, ulp, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,13 +11,9 @@ import blocksparse as bs
 from blocksparse import embed
 from blocksparse import reference as ref
 
-DTYPES = [np.dtype(np.float32), np.dtype(np.float16), bfloat16]
 INDEX_DTYPES = [np.dtype(t) for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")]
 seeds = st.integers(0, 2**32 - 1)
-
-
-def wide(x):
-    return np.asarray(x.numpy() if hasattr(x, "numpy") else x).astype(np.float64)
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 def assert_sum_close(actual, expected, magnitude, terms, dtype):
@@ -26,17 +22,6 @@ def assert_sum_close(actual, expected, magnitude, terms, dtype):
     assert actual.dtype == dtype and actual.shape == expected.shape
     tolerance = ulp(expected, dtype) / 2 + max(4, 2 * terms**0.5) * 2.0**-24 * magnitude
     assert np.all(np.abs(actual.astype(np.float64) - expected) <= tolerance)
-
-
-@pytest.fixture(autouse=True)
-def _on_device(request):
-    if "device" in request.fixturenames:
-        device = request.getfixturevalue("device")
-        poison(device)
-        with tf.device(device):
-            yield
-    else:
-        yield
 
 
 def draw_indices(rng, kind, shape, rows, dtype):

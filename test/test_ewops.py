@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_on, bfloat16, poison, random_values, round_to, ulp
+from helpers import DTYPES, assert_close, assert_on, check_derivatives, random_values, round_to, ulp, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,12 +15,10 @@ from blocksparse import ewops
 from blocksparse import reference as ref
 from blocksparse.ewops import bias_grad_op, bias_relu_grad_op, ew_dxdg_dzxg_op, ew_dxdy_dzxy_op, ew_z_xb_op
 
-DTYPES = [np.dtype(np.float32), np.dtype(np.float16), bfloat16]
 BINARY = ["add", "subtract", "multiply", "divide", "maximum", "minimum"]
 UNARY = ["negative", "reciprocal", "square", "sqrt", "exp", "log", "sigmoid", "tanh", "relu", "elu", "gelu", "swish"]
 POSITIVE = {"reciprocal", "sqrt", "log"}
 ALPHA = {"elu": 0.7, "gelu": 0.044715, "swish": 1.3}
-UNIT = 2.0**-24
 
 # Sizes around vectors' and tasks' edges, and any.
 sizes = st.one_of(st.sampled_from([0, 1, 3, 4, 7, 8, 9, 15, 16, 17, 255, 257, 32767, 32769]), st.integers(0, 3000))
@@ -28,47 +26,7 @@ dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(0, 2**32 - 1)
 shapes = st.lists(st.one_of(st.sampled_from([0, 1, 2, 3, 8, 33]), st.integers(0, 40)), min_size=1, max_size=4)
 fast = settings(max_examples=60)
-
-
-def assert_close(actual, expected, dtype, ulps=4.0, magnitude=0.0):
-    """Checks `actual`, of `dtype`: half a spacing for the rounding, and a few units of float32 for the arithmetic.
-
-    `ulps` counts those of the result's size, and of `magnitude` where terms of that size cancel.
-    """
-    actual = np.asarray(actual.numpy() if hasattr(actual, "numpy") else actual)
-    expected = np.asarray(expected, np.float64)
-    assert actual.dtype == dtype
-    assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"
-    rounded = round_to(expected, dtype).astype(np.float64)
-    finite = np.isfinite(rounded) & np.isfinite(expected)
-    safe = np.where(finite, expected, 0.0)
-    tolerance = ulp(safe, dtype) / 2 + ulps * np.maximum(UNIT * 2 * np.maximum(np.abs(safe), magnitude), 2.0**-149)
-    wide = actual.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        good = (wide == rounded) | (np.isnan(wide) & np.isnan(rounded)) | (finite & (np.abs(wide - safe) <= tolerance))
-        # At the edge of the range arithmetic may round to infinity or just not.
-        edge = np.abs(expected) > 0.999 * float(np.finfo(np.float32).max if dtype != np.float16 else 65504)
-        good |= (
-            edge & (np.sign(wide) == np.sign(expected)) & (np.abs(wide) >= 0.99 * np.minimum(np.abs(expected), 3.3e38))
-        )
-    assert good.all(), (
-        f"{np.count_nonzero(~good)} of {good.size} wrong: {wide[~good][:4]}, expected {expected[~good][:4]}"
-    )
-
-
-def wide(x):
-    return np.asarray(x.numpy() if hasattr(x, "numpy") else x).astype(np.float64)
-
-
-@pytest.fixture(autouse=True)
-def _on_device(request):
-    if "device" in request.fixturenames:
-        device = request.getfixturevalue("device")
-        poison(device)
-        with tf.device(device):
-            yield
-    else:
-        yield
+pytestmark = pytest.mark.usefixtures("on_device")
 
 
 # ---------------------------------------------------------------------------------------------- element by element
@@ -248,6 +206,8 @@ def test_replace_add_n(device):
         bs.replace_add_n()
         assert "AddN8" in adds() and "AddN" not in adds()
         assert np.array_equal(tf.add_n([tf.constant([1, 2]), tf.constant([3, 4])]), [4, 6])
+        with tf.Graph().as_default():  # who calls it by name gets TensorFlow's
+            assert tf.add_n([tf.ones(3)] * 3).op.type == "AddN"
     finally:
         bs.restore_add_n()
     assert "AddN8" not in adds() and "AddN" in adds()
@@ -407,6 +367,32 @@ def test_dropout_statistics(device):
             assert abs(((draws[i] - keep) * (draws[j] - keep)).mean()) < 6 * keep * (1 - keep) / n**0.5
 
 
+def test_dropout_of_a_scalar_and_by_tensors(device):
+    for x in (2.0, tf.Variable(2.0)):
+        y, mask = bs.dropout(x, tf.Variable(1.0))
+        assert y == 2.0 and y.shape == () and np.array_equal(mask, [1])
+    y, mask = bs.dropout(2.0, np.float32(1.0), mask_shape=[])
+    assert y == 2.0 and np.array_equal(mask, [1])
+
+
+def test_keep_prob_is_read_at_each_run(device, rng):
+    """A schedule needs no new graph."""
+    with tf.Graph().as_default(), tf.device(device):
+        x = tf.compat.v1.placeholder(tf.float32, None)
+        keep = tf.compat.v1.placeholder(tf.float32, [])
+        y, mask = bs.dropout(x, keep)
+        (dx,) = tf.gradients(y, x)
+        with tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(allow_soft_placement=True)) as session:
+            for size in (100, 7, 0):
+                for value in (0.0, 0.5, 1.0):
+                    out, bits, d = session.run([y, mask, dx], {x: np.ones(size), keep: value})
+                    kept = unpack(bits, size)
+                    assert np.array_equal(out, d) and np.array_equal(out, np.where(kept, 1 / max(value, 1e-9), 0))
+                    assert kept.sum() == {0.0: 0, 1.0: size}.get(value, kept.sum())
+            with pytest.raises(tf.errors.InvalidArgumentError, match="keep_prob must be 0 to 1, got 1.25"):
+                session.run(y, {x: np.ones(3), keep: 1.25})
+
+
 def test_dropout_keeps_all_or_nothing(device, rng):
     x = random_values(rng, 1000, np.float32)
     assert np.array_equal(bs.dropout(x, 1.0)[0], x)
@@ -438,20 +424,17 @@ def no_entropy():
 
 
 def test_calls_differ_and_set_seed_repeats(device, no_entropy):
-    function = tf.function(mask_of_tensor)
-    for draw in (mask_of, lambda: np.asarray(function())):
-        tf.random.set_seed(3)
-        first = [draw() for _ in range(3)]
-        tf.random.set_seed(3)
-        second = [draw() for _ in range(3)]
-        assert len({m.tobytes() for m in first}) == 3
-    tf.random.set_seed(3)
-    assert np.array_equal(first[0], second[0]) or True
-    eager = []
-    for _ in range(2):
-        tf.random.set_seed(5)
-        eager.append([mask_of().tobytes() for _ in range(3)])
-    assert eager[0] == eager[1]
+
+    def program(seed):
+        """What a program draws, eagerly and in a function of its own, after it has set the seed."""
+        tf.random.set_seed(seed)
+        function = tf.function(mask_of_tensor)
+        return [draw().tobytes() for draw in (mask_of, lambda: np.asarray(function())) for _ in range(3)]
+
+    first, again, other = program(3), program(3), program(5)
+    assert len(set(first)) == 6
+    assert again == first
+    assert not set(first) & set(other)
 
 
 def mask_of_tensor():
@@ -612,6 +595,27 @@ def test_reduce_max(device, data, dtype, seed, keepdims):
     assert np.array_equal(wide(dx), ref.reduce_max_grad(dy, place, axis, shape[axis]))
 
 
+def test_indices_of_large_dimensions(device, rng):
+    """More than an 8-bit or a 16-bit index, or one block of threads, would hold."""
+    x, idx = random_values(rng, (2, 3000, 1500), np.float32), np.array([2999, 77])
+    assert np.array_equal(bs.fancy_gather(x, idx), x[[0, 1], idx])
+    x = np.round(random_values(rng, (3, 70001), np.float32) * 1e4)
+    x[:, 70000] = x[:, 66000] = 1e6
+    for axis, v in ((1, x), (0, x.T), (1, x[..., None])):
+        source = tf.constant(v)
+        with tf.GradientTape() as tape:
+            tape.watch(source)
+            y = bs.reduce_max(source, axis)
+        dx = tape.gradient(y, source)
+        assert np.array_equal(np.reshape(y, -1), np.full(3, 1e6))
+        assert np.array_equal(np.argwhere(np.moveaxis(np.asarray(dx).reshape(v.shape[:2]), axis, 1))[:, 1], [66000] * 3)
+    flat = random_values(rng, (3, 5000), np.float32)
+    dx = ewops.fancy_gather_grad_op(np.ones(3, np.float32), [4999, -5, 5000], [3, 5000])
+    assert np.argwhere(dx).tolist() == [[0, 4999], [1, 0]] and np.array_equal(
+        bs.fancy_gather(flat, [4999, -5, 5000]), [flat[0, 4999], flat[1, 0], 0]
+    )
+
+
 def test_reduce_max_of_nothing_greater(device):
     x = np.array([[np.nan, -np.inf], [-np.inf, -np.inf]], np.float32)
     assert np.array_equal(bs.reduce_max(x, 1), np.full(2, -np.finfo(np.float32).max, np.float32))
@@ -630,8 +634,19 @@ def test_assign_add(device, dtype, rng):
         assert np.array_equal(wide(before), wide(start)), "a value read before has changed"
         assert_close(variable, wide(start) + wide(x), dtype, 1)
         del before
-        tf.function(lambda v=variable, x=x: bs.assign_add(v, x))()
-        assert_close(variable, wide(round_to(wide(start) + wide(x), dtype)) + wide(x), dtype, 1)
+
+        @tf.function
+        def twice(v, x):
+            before = v.read_value()
+            total = bs.assign_add(v, x)
+            with tf.control_dependencies([total]):
+                return tf.identity(before), total
+
+        expected = wide(variable)
+        before, total = twice(variable, x)
+        assert np.array_equal(wide(before), expected), "a value read before has changed"
+        assert_close(total, expected + wide(x), dtype, 1)
+        assert np.array_equal(wide(total), wide(variable))
 
 
 @pytest.mark.parametrize("use_resource", [False, True])
@@ -645,6 +660,44 @@ def test_assign_add_in_a_v1_graph(device, dtype, use_resource, rng):
             session.run(variable.initializer)
             assert_close(session.run(total), wide(start) + wide(x), dtype, 1)
             assert_close(session.run(variable), wide(start) + wide(x), dtype, 1)
+        # A reference is the variable itself; a resource's value is a tensor of its own, which later sums leave alone.
+        assert total.dtype._is_ref_dtype != use_resource
+        if use_resource:
+            with tf.control_dependencies([total]):
+                before = variable.read_value()
+            with tf.control_dependencies([before]):
+                after = bs.assign_add(variable, x)
+            with tf.control_dependencies([after]):
+                kept = tf.identity(before)
+            with tf.compat.v1.Session() as session:
+                session.run(variable.initializer)
+                kept, after = session.run([kept, after])
+            assert_close(kept, wide(start) + wide(x), dtype, 1)
+            assert_close(after, wide(kept) + wide(x), dtype, 1)
+
+
+@pytest.mark.parametrize("use_resource", [False, True])
+def test_assign_add_before_initialization(device, use_resource):
+    with tf.Graph().as_default(), tf.device(device):
+        variable = tf.compat.v1.get_variable("v", [3], use_resource=use_resource)
+        total = bs.assign_add(variable, tf.ones(3))
+        with tf.compat.v1.Session() as session:
+            with pytest.raises(tf.errors.FailedPreconditionError, match="not been initialized|uninitialized"):
+                session.run(total)
+
+
+@pytest.mark.parametrize("use_resource", [False, True])
+def test_assign_add_of_a_shape_that_only_the_run_sees(device, use_resource):
+    with tf.Graph().as_default(), tf.device(device):
+        variable = tf.compat.v1.get_variable("v", [3], use_resource=use_resource)
+        x = tf.compat.v1.placeholder(tf.float32, None)
+        total = bs.assign_add(variable, x)
+        with tf.compat.v1.Session() as session:
+            session.run(variable.initializer)
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=r"the variable is float\[3\], the value float\[4\]"
+            ):
+                session.run(total, {x: np.ones(4, np.float32)})
 
 
 # ----------------------------------------------------------------------------------------------------------- modes
@@ -679,9 +732,11 @@ def test_modes_agree(device, rng):
         outputs = [y, *tf.gradients(y, [px, pb])]
         with tf.compat.v1.Session() as session:
             graph = session.run(outputs, {px: x, pb: b})
+    assert np.array_equal(eager[0], traced[0]) and np.array_equal(eager[0], graph[0])
+    # TensorFlow's own AddN, where contributions to a gradient meet, adds in the order that suits its buffers.
     for a, t, g in zip(eager, traced, graph):
-        assert np.array_equal(a, t)
-        np.testing.assert_allclose(a, g, rtol=1e-6, atol=1e-6)  # contributions to a gradient meet in another order
+        np.testing.assert_allclose(a, t, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(a, g, rtol=1e-6, atol=1e-6)
 
 
 def test_unknown_rank(device, rng):
@@ -726,25 +781,130 @@ def test_vectorized_map(device, rng):
         assert np.array_equal(mapped, np.stack([one(a, b) for a, b in zip(x, y)]))
 
 
-# ------------------------------------------------------------------------------------------------------ derivatives
+def mapped_and_one_by_one(function, *operands):
+    """`function` under tf.vectorized_map, and called for each element: two lists of the results, element by element."""
+    vectorized = tf.function(lambda *x: tf.vectorized_map(lambda x: function(*x), x, fallback_to_while_loop=False))
+    one = tf.function(lambda *x: function(*x))
+    count = len(operands[0])
+    together = tf.nest.flatten(vectorized(*map(tf.constant, operands)))
+    alone = [tf.nest.flatten(one(*(tf.constant(v[i]) for v in operands))) for i in range(count)]
+    return [[wide(v[i]) for v in together] for i in range(count)], [[wide(v) for v in element] for element in alone]
 
 
-def check_derivatives(function, *operands, atol=2e-2):
-    """First and second derivatives against finite differences, in float32."""
-    operands = [tf.constant(x, tf.float32) for x in operands]
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_vectorized_map_of_channels(device, axis, dtype, rng):
+    """Mapped activations, and their gradients; what the vector gets is a sum for each element."""
+    x, dy = (random_values(rng, (4, 5, 6, 7), dtype) for _ in range(2))
+    b, last = (random_values(rng, size, np.float32) for size in (x.shape[axis % 3 + 1], 7))
 
-    def gradient(*operands):
+    def gradients(function, v):
+        def run(x, dy):
+            with tf.GradientTape() as tape:
+                tape.watch([x, v])
+                y = function(x, v)
+            return [y, *tape.gradient(y, [x, v], dy)]
+
+        return run
+
+    for function, v in (
+        (lambda x, b: bs.bias_relu(x, b, axis=axis), tf.constant(b)),
+        (lambda x, b: bs.bias_relu(x, b, axis=axis, relu=True), tf.constant(b)),
+        (lambda x, b: bs.bias_relu(x, b, axis=axis, fast_gelu=True), tf.constant(b)),
+        (bs.add, tf.constant(last)),
+        (bs.multiply, tf.constant(last)),
+    ):
+        for together, alone in zip(*mapped_and_one_by_one(gradients(function, v), x, dy)):
+            assert all(np.array_equal(a, b) for a, b in zip(together, alone))
+
+
+def test_vectorized_map_of_indices(device, rng):
+    x, idx = random_values(rng, (4, 3, 8, 2), np.float32), rng.integers(-1, 9, (4, 3)).astype(np.int32)
+
+    def gather(x, idx):
         with tf.GradientTape() as tape:
-            tape.watch(operands)
-            y = function(*operands)
-            total = tf.reduce_sum(y * tf.reshape(tf.cos(tf.range(tf.size(y), dtype=tf.float32)), tf.shape(y)))
-        gradients = tape.gradient(total, operands, unconnected_gradients="zero")
-        return tf.concat([tf.reshape(g, [-1]) for g in gradients], 0)
+            tape.watch(x)
+            y = bs.fancy_gather(x, idx)
+        return [y, tape.gradient(y, x, y * 2.0)]
 
-    for f in (function, gradient):
-        theoretical, numerical = tf.test.compute_gradient(f, operands, delta=1e-2)
-        for t, n in zip(theoretical, numerical):
-            np.testing.assert_allclose(t, n, rtol=2e-2, atol=atol)
+    def largest(axis):
+        def run(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = bs.reduce_max(x, axis, keepdims=axis == 1)
+            return [y, tape.gradient(y, x, y + 1.0)]
+
+        return run
+
+    for function, operands in (
+        (gather, (x, idx)),
+        (lambda x: gather(x, tf.constant(idx[0])), (x,)),
+        (lambda idx: gather(tf.constant(x[0]), idx), (idx,)),
+        *((largest(axis), (x,)) for axis in (0, 1, 2, -1, -3)),
+    ):
+        for together, alone in zip(*mapped_and_one_by_one(function, *operands)):
+            assert all(np.array_equal(a, b) for a, b in zip(together, alone))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_vectorized_map_of_random_ops(device, dtype, rng):
+    x, dy = random_values(rng, (4, 5, 7), dtype), random_values(rng, (4, 5, 7), dtype)
+    seeds = rng.integers(-(2**31), 2**31, (4, 2)).astype(np.int32)
+    loga, dgate = random_values(rng, (4, 9), np.float32), random_values(rng, (4, 9), np.float32)
+    masks = np.stack([ewops.gen_dropout_mask_op(seed, 35, 0.5) for seed in seeds])
+    broadcast = ewops.gen_dropout_mask_op([1, 2], 7, 0.5)
+
+    def drop(x, dy, seed):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y, mask = ewops.dropout_op(x, seed, 0.7)
+        return [y, mask, tape.gradient(y, x, dy)]
+
+    def gate(loga, dgate, seed):
+        with tf.GradientTape() as tape:
+            tape.watch(loga)
+            y, s = ewops.concrete_gate_op(loga, seed, 0.7)
+        return [y, s, tape.gradient(y, loga, dgate)]
+
+    for function, operands in (
+        (drop, (x, dy, seeds)),
+        (lambda x, dy: drop(x, dy, tf.constant([3, 4])), (x, dy)),
+        (lambda seed: ewops.gen_dropout_mask_op(seed, 100, 0.5), (seeds,)),
+        (lambda x, mask: bs.dropout(x, 0.5, mask)[0], (x, masks)),
+        (lambda x: bs.dropout(x, 0.5, tf.constant(masks[0]))[0], (x,)),
+        (lambda x: bs.dropout(x, 0.5, broadcast, mask_shape=[1, 7])[0], (x,)),
+        (gate, (loga, dgate, seeds)),
+        (lambda x: ewops.concrete_gate_op(x, [3, 4], 0.7)[0], (loga,)),
+    ):
+        for together, alone in zip(*mapped_and_one_by_one(function, *operands)):
+            assert all(np.array_equal(a, b) for a, b in zip(together, alone))
+
+
+def test_vectorized_map_draws_for_each_element(device, no_entropy):
+    ones = tf.ones([6, 256])
+    mapped = tf.function(lambda: tf.vectorized_map(lambda x: bs.dropout(x, 0.5), ones, fallback_to_while_loop=False))
+    y, masks = mapped()
+    assert len({m.tobytes() for m in np.asarray(masks)}) == 6
+    for row, mask in zip(np.asarray(y), np.asarray(masks)):
+        assert np.array_equal(row > 0, unpack(mask, 256))
+    gates = tf.function(lambda: tf.vectorized_map(bs.concrete_gate, ones, fallback_to_while_loop=False))()
+    assert len({g.tobytes() for g in np.asarray(gates)}) == 6
+
+
+def test_vectorized_map_refuses_mapped_vectors(device):
+    x, vectors = tf.ones([2, 3]), tf.ones([4, 3])
+    for function, what in (
+        (lambda b: bs.bias_relu(x, b, relu=True), "BiasRelu: the bias"),
+        (lambda b: bs.add(x, b), "EwZXb: the bias"),
+        (lambda b: bs.multiply(x, b), "EwZXb: the gain"),
+        (lambda b: bs.scale_tensor(x, b[0]), "FilterTensor: input 1"),
+        (lambda b: bs.dropout(x, b[0], tf.zeros(1, tf.int32))[0], "ApplyDropoutMask: keep_prob"),
+    ):
+        with pytest.raises(ValueError, match=f"{what} must be the same for all elements"):
+            tf.function(lambda f=function: tf.vectorized_map(f, vectors, fallback_to_while_loop=False))()
+
+
+# ------------------------------------------------------------------------------------------------------ derivatives
 
 
 @pytest.mark.parametrize("op", UNARY)
@@ -849,6 +1009,51 @@ def test_errors(device, name):
         call()
 
 
+XLA = {
+    "add": lambda x, b: bs.add(x, x),
+    "bias": bs.add,
+    "exp": lambda x, b: bs.exp(x),
+    "filter_tensor": lambda x, b: bs.scale_tensor(x, 2.0),
+    "float_cast": lambda x, b: bs.float_cast(x, tf.float16),
+    "dropout": lambda x, b: bs.dropout(x, 0.5)[0],
+    "concrete_gate": lambda x, b: bs.concrete_gate(x),
+    "concrete_gate_infer": lambda x, b: bs.concrete_gate_infer(x),
+    "add_n8": lambda x, b: bs.add_n([x, x, x]),
+    "bias_relu": bs.bias_relu,
+    "fancy_gather": lambda x, b: bs.fancy_gather(x, [0, 1, 2]),
+    "reduce_max": lambda x, b: bs.reduce_max(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", XLA)
+def test_xla_is_refused_by_name(name):
+    with pytest.raises(NotImplementedError, match=f"(?i){name}.*: blocksparse ops have no XLA kernels"):
+        tf.function(XLA[name], jit_compile=True)(tf.ones([3, 4]), tf.ones(4))
+
+
+def test_errors_in_a_v1_graph_without_shapes(device):
+    """What only the running op can see, and says by itself."""
+    ones = {n: np.ones(n, np.float32) for n in (3, 4, 5)}
+    cases = (
+        (lambda x, b: bs.bias_relu(x, b), [X, ones[5]], "the bias must have 4 elements.*axis 1.*got shape"),
+        (lambda x, b: bs.bias_relu(x, b, axis=2), [X, ones[4]], "axis must be -2 to 1 for x of shape .* got 2"),
+        (lambda x, b: ew_z_xb_op(x, b, op=19), [X, ones[3]], "the gain must have 4 elements"),
+        (lambda x, y: bs.add_n8([x, y]), [X, X[:2]], "all tensors must have one shape"),
+        (lambda x, m: bs.dropout(x, 0.5, tf.cast(m, tf.int32))[0], [X, ones[3]], r"mask must be \[1\] words.*12"),
+        (lambda x, i: bs.fancy_gather(x, tf.cast(i, tf.int32)), [X, ones[4]], "the leading dimensions of x"),
+        (lambda x, _: bs.reduce_max(x, 2), [X, X], "axis must be -2 to 1 for x of shape .* got 2"),
+        (lambda x, t: bs.concrete_gate(x, tf.reshape(t, [-1])[0] * 0.0), [X, X], "tempurature must be more than 0"),
+        (lambda x, s: bs.scale_tensor(x, s), [X, ones[3]], "scale must be a scalar"),
+    )
+    for function, operands, message in cases:
+        with tf.Graph().as_default(), tf.device(device):
+            inputs = [tf.compat.v1.placeholder(v.dtype, None) for v in operands]
+            y = function(*inputs)
+            with tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(allow_soft_placement=True)) as session:
+                with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+                    session.run(y, dict(zip(inputs, operands)))
+
+
 def test_errors_of_gradient_ops(device):
     for call in (
         lambda: ew_dxdy_dzxy_op(X, X, X[:2], op=2),
@@ -864,7 +1069,20 @@ def test_inputs_are_left_alone(device, rng):
     """An op may take over a buffer only where nobody else holds it."""
     x, b = tf.constant(random_values(rng, (50, 40), np.float32)), tf.constant(random_values(rng, 40, np.float32))
     before = x.numpy().copy()
-    for call in (bs.exp, lambda x: bs.add(x, x), lambda x: bs.bias_relu(x, b, relu=True), lambda x: bs.dropout(x, 0.5)):
+
+    def gradient(function):
+        def run(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = function(x)
+            return tape.gradient(y, x, x)
+
+        return run
+
+    relu = functools.partial(bs.bias_relu, b=b, relu=True)
+    functions = [bs.exp, bs.tanh, lambda x: bs.add(x, x), relu, lambda x: bs.multiply(x, b), lambda x: bs.divide(x, x)]
+    functions += [lambda x: bs.dropout(x, 0.5)[0], lambda x: bs.add_n([x, x, x * 1.0])]
+    for call in [*functions, *map(gradient, functions)]:
         call(x)
         tf.function(call)(x)
         tf.function(lambda x, call=call: (call(x * 1.0), x))(x)

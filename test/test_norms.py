@@ -4,7 +4,7 @@ import helpers
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import bfloat16
+from helpers import DTYPES, bfloat16
 from hypothesis import given
 from hypothesis import strategies as st
 from norms_expected import BatchNorm, LayerNorm, check
@@ -15,7 +15,6 @@ from blocksparse.norms import batch_norm, batch_norm_inference, layer_norm
 
 tf1 = tf.compat.v1
 f32 = np.float32
-DTYPES = [np.dtype(np.float32), np.dtype(np.float16), bfloat16]
 
 
 def rounder(dtype):

@@ -60,6 +60,7 @@ int64_t WorkspaceBytes(const EmbeddingProblem& p) {
 
 Status Run(const EmbeddingProblem& p, void* workspace, ThreadPool* pool) {
   if (p.width == 0) return {};
+  ExpectWrites(p.y, (p.gradient ? p.rows : p.count) * p.width * SizeOf(p.dtype));
   if (!p.gradient) {
     Lookup(p, pool);
     return {};

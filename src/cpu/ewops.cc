@@ -8,12 +8,13 @@
 
 #include "cpu/ewops_kernels.h"
 #include "cpu/isa.h"
+#include "kernels/ewops_formulas.h"
 
 namespace blocksparse {
 namespace cpu {
 namespace {
 
-constexpr int64_t kGrain = 32768;  // elements a task works on
+constexpr int64_t kGrain = 16384;  // elements a task works on
 
 Status Kernels(const EwopsKernels** kernels) {
   Isa isa;
@@ -31,6 +32,26 @@ void ForRange(ThreadPool* pool, int64_t n, int64_t grain, double nanoseconds, co
     KeepSubnormals keep;
     body(task * grain, std::min(n, (task + 1) * grain));
   });
+}
+
+// Nanoseconds an element takes one thread where it comes from the cache.
+double MapCost(const EwProblem& p) {
+  if (p.gradient && GradientFromOutput(p.op)) return 0.2;
+  switch (p.op) {
+    case EwOp::kAdd:
+    case EwOp::kSub:
+    case EwOp::kMul:
+    case EwOp::kMaximum:
+    case EwOp::kMinimum:
+    case EwOp::kNeg:
+    case EwOp::kSqr:
+    case EwOp::kRelu:
+    case EwOp::kFilter: return 0.2;
+    case EwOp::kDiv:
+    case EwOp::kRcp:
+    case EwOp::kSqrt: return 0.4;
+    default: return 0.8;
+  }
 }
 
 // How the sums of a channel problem are cut: the outer dimension in `outers` chunks, inner in `inners`, and channels in
@@ -56,21 +77,24 @@ struct ChannelParts {
 Status Run(const EwProblem& p, ThreadPool* pool) {
   const EwopsKernels* kernels;
   BLOCKSPARSE_RETURN_IF_ERROR(Kernels(&kernels));
-  ForRange(pool, p.n, kGrain, 0.5, [&](int64_t begin, int64_t end) { kernels->map(p, begin, end); });
+  for (void* out : p.out) ExpectWrites(out, p.n * SizeOf(p.dtype));
+  ForRange(pool, p.n, kGrain, MapCost(p), [&](int64_t begin, int64_t end) { kernels->map(p, begin, end); });
   return {};
 }
 
 Status Run(const CastProblem& p, ThreadPool* pool) {
   const EwopsKernels* kernels;
   BLOCKSPARSE_RETURN_IF_ERROR(Kernels(&kernels));
-  ForRange(pool, p.n, kGrain, 0.3, [&](int64_t begin, int64_t end) { kernels->cast(p, begin, end); });
+  ExpectWrites(p.y, p.n * SizeOf(p.to));
+  ForRange(pool, p.n, kGrain, 0.2, [&](int64_t begin, int64_t end) { kernels->cast(p, begin, end); });
   return {};
 }
 
 Status Run(const AddNProblem& p, ThreadPool* pool) {
   const EwopsKernels* kernels;
   BLOCKSPARSE_RETURN_IF_ERROR(Kernels(&kernels));
-  ForRange(pool, p.n, kGrain, 0.3 * p.count, [&](int64_t begin, int64_t end) { kernels->add_n(p, begin, end); });
+  ExpectWrites(p.y, p.n * SizeOf(p.dtype));
+  ForRange(pool, p.n, kGrain, 0.1 * p.count + 0.1, [&](int64_t begin, int64_t end) { kernels->add_n(p, begin, end); });
   return {};
 }
 
@@ -86,8 +110,10 @@ Status Run(const ChannelProblem& p, void* workspace, ThreadPool* pool) {
   BLOCKSPARSE_RETURN_IF_ERROR(Kernels(&kernels));
   const int64_t C = p.channels;
   if (C == 0) return {};
+  const double cost = p.act == Activation::kFastGelu ? 0.8 : 0.2;
+  for (void* out : {p.y, p.dx}) ExpectWrites(out, p.outer * C * p.inner * SizeOf(p.dtype));
   if (!p.gradient && p.inner == 1) {
-    ForRange(pool, p.outer, std::max<int64_t>(1, kGrain / C), 0.5 * double(C),
+    ForRange(pool, p.outer, std::max<int64_t>(1, kGrain / C), cost * double(C),
              [&](int64_t begin, int64_t end) { kernels->channel(p, begin, end, 0, C, 0, 1, nullptr, nullptr); });
     return {};
   }
@@ -100,7 +126,7 @@ Status Run(const ChannelProblem& p, void* workspace, ThreadPool* pool) {
     if (p.dgain) gain_sums = partial;
   }
   const int64_t elements = std::min(parts.group, C) * std::max<int64_t>(1, parts.outer) * parts.inner;
-  pool->ForEach(P * parts.groups, elements / 2 + 1, [&](int64_t task, int) {
+  pool->ForEach(P * parts.groups, int64_t(cost * double(elements)) + 1, [&](int64_t task, int) {
     KeepSubnormals keep;
     const int64_t part = task / parts.groups, group = task % parts.groups;
     const int64_t o = part / parts.inners * parts.outer, i = part % parts.inners * parts.inner, c = group * parts.group;
@@ -125,6 +151,7 @@ Status Run(const ChannelProblem& p, void* workspace, ThreadPool* pool) {
 Status Run(const DropoutProblem& p, ThreadPool* pool) {
   const EwopsKernels* kernels;
   BLOCKSPARSE_RETURN_IF_ERROR(Kernels(&kernels));
+  ExpectWrites(p.y, p.n * SizeOf(p.dtype));
   ForRange(pool, p.n, kGrain, 1.0, [&](int64_t begin, int64_t end) { kernels->dropout(p, begin, end); });
   return {};
 }
@@ -142,6 +169,7 @@ Status Run(const FancyGatherProblem& p, ThreadPool* pool) {
   const char* x = static_cast<const char*>(p.x);
   char* y = static_cast<char*>(p.y);
   if (row == 0) return {};
+  ExpectWrites(p.y, p.outer * (p.gradient ? matrix : row));
   ForRange(pool, p.outer, grain, 0.1 * double(p.gradient ? matrix : row) + 2, [&](int64_t begin, int64_t end) {
     if (p.gradient) std::memset(y + begin * matrix, 0, (end - begin) * matrix);
     for (int64_t o = begin; o < end; ++o) {
@@ -176,7 +204,8 @@ Status Run(const ReduceMaxProblem& p, ThreadPool* pool) {
   if (p.inner == 0) return {};
   const int64_t matrix = p.dim * p.inner;
   if (p.gradient) {
-    ForRange(pool, p.outer, CeilDiv(kGrain, matrix), double(matrix), [&](int64_t begin, int64_t end) {
+    ExpectWrites(p.y, p.outer * matrix * SizeOf(p.dtype));
+    ForRange(pool, p.outer, CeilDiv(kGrain, matrix), 0.3 * double(matrix), [&](int64_t begin, int64_t end) {
       const int64_t bytes = matrix * SizeOf(p.dtype);
       std::memset(static_cast<char*>(p.y) + begin * bytes, 0, (end - begin) * bytes);
       p.dtype == DType::kFloat32 ? ScatterMax<uint32_t>(p, begin, end) : ScatterMax<uint16_t>(p, begin, end);
@@ -184,9 +213,9 @@ Status Run(const ReduceMaxProblem& p, ThreadPool* pool) {
     return {};
   }
   // One wide matrix is cut along its columns, many small ones by count.
-  const int64_t columns = p.inner == 1 ? 1 : std::min(p.inner, std::max<int64_t>(64, kGrain / p.dim / 64 * 64));
+  const int64_t columns = p.inner == 1 ? 1 : std::min(p.inner, std::max<int64_t>(256, kGrain / p.dim / 256 * 256));
   const int64_t pieces = CeilDiv(p.inner, columns), grain = CeilDiv(kGrain, p.dim * columns);
-  pool->ForEach(CeilDiv(p.outer, grain) * pieces, grain * p.dim * columns / 2, [&](int64_t task, int) {
+  pool->ForEach(CeilDiv(p.outer, grain) * pieces, grain * p.dim * columns / 4, [&](int64_t task, int) {
     KeepSubnormals keep;
     const int64_t begin = task / pieces * grain, i = task % pieces * columns;
     kernels->reduce_max(p, begin, std::min(p.outer, begin + grain), i, std::min(p.inner, i + columns));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cpu/isa.h"
 #include "cpu/math.h"
 #include "cpu/pieces.h"
 #include "kernels/ewops_formulas.h"
@@ -54,9 +55,15 @@ void Cast(const CastProblem& p, int64_t begin, int64_t end) {
   ForDType(p.from, [&](auto from) {
     ForDType(p.to, [&](auto to) {
       constexpr DType From = decltype(from)::value, To = decltype(to)::value;
-      ForPieces<L>(begin, end, [&](int64_t i, auto count) {
-        StorePiece<To, L>(Out<To>(p.y) + i, LoadPiece<From, L>(In<From>(p.x) + i, count), count);
-      });
+      const Element<From>* x = In<From>(p.x);
+      Element<To>* y = Out<To>(p.y);
+      const bool aligned = reinterpret_cast<uintptr_t>(y + begin) % (L * sizeof(Element<To>)) == 0;
+      if (aligned && p.n * int64_t(sizeof(Element<To>)) >= LastCacheBytes() / 2) {
+        for (; begin + L <= end; begin += L) StreamVec<To, L>(y + begin, LoadVec<From, L>(x + begin));
+        StreamEnd();
+      }
+      ForPieces<L>(begin, end,
+                   [&](int64_t i, auto count) { StorePiece<To, L>(y + i, LoadPiece<From, L>(x + i, count), count); });
     });
   });
 }
@@ -237,35 +244,59 @@ void ReduceMax(const ReduceMaxProblem& p, int64_t begin, int64_t end, int64_t i0
       Element<D>* y = Out<D>(p.y) + o * p.inner;
       int64_t* argmax = p.argmax + o * p.inner;
       if (p.inner > 1) {
-        ForPieces<L>(i0, i1, [&](int64_t i, auto count) {
-          V best = Math<L>::Set(kLowest);
-          Int place = {};
+        // Row by row, so that memory is read in long runs.
+        constexpr int kWide = 256;
+        constexpr DType F = DType::kFloat32;
+        float best[kWide + L];
+        int32_t place[kWide + L];
+        for (int64_t first = i0; first < i1; first += kWide) {
+          const int64_t last = std::min(i1, first + kWide);
+          std::fill(best, best + kWide + L, kLowest);
+          std::fill(place, place + kWide + L, 0);
           for (int64_t d = 0; d < p.dim; ++d) {
-            const V v = LoadPiece<D, L>(x + d * p.inner + i, count);
-            const Int better = v > best;
-            best = better ? v : best;
-            place = better ? Int{} + int32_t(d) : place;
+            ForPieces<L>(first, last, [&](int64_t i, auto count) {
+              const V v = LoadPiece<D, L>(x + d * p.inner + i, count), old = LoadVec<F, L>(best + i - first);
+              Int* at = reinterpret_cast<Int*>(place + i - first);
+              const Int better = v > old;
+              StoreVec<F, L>(best + i - first, better ? v : old);
+              *at = better ? Int{} + int32_t(d) : *at;
+            });
           }
-          StorePiece<D, L>(y + i, best, count);
-          for (int k = 0; k < count; ++k) argmax[i + k] = place[k];
-        });
+          ForPieces<L>(first, last,
+                       [&](int64_t i, auto count) { StorePiece<D, L>(y + i, LoadVec<F, L>(best + i - first), count); });
+          std::copy(place, place + (last - first), argmax + first);
+        }
         continue;
       }
-      // Lane k looks at places k, k + L, ...; of equal lanes the one with the first place wins.
-      V best = Math<L>::Set(kLowest);
-      Int place = {};
+      // Lane k of `best[j]` looks at places j L + k, (j + kSide) L + k, ...; of equal lanes the first place wins.
+      constexpr int kSide = 4;  // vectors that do not wait for each other
+      V best[kSide];
+      Int place[kSide] = {};
+      for (V& v : best) v = Math<L>::Set(kLowest);
       int64_t d = 0;
-      for (; d + L <= p.dim; d += L) {
-        const V v = LoadVec<D, L>(x + d);
-        const Int better = v > best;
-        best = better ? v : best;
-        place = better ? Int{} + int32_t(d) : place;
+      for (; d + kSide * L <= p.dim; d += kSide * L) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kSide; ++j) {
+          const V v = LoadVec<D, L>(x + d + j * L);
+          const Int better = v > best[j];
+          best[j] = better ? v : best[j];
+          place[j] = better ? Int{} + int32_t(d) : place[j];
+        }
       }
-      float most = kLowest;
+      // The largest first, then where it is: lanes that are less hold no place of it.
+      V top = best[0];
+      for (int j = 1; j < kSide; ++j) top = best[j] > top ? best[j] : top;
+      float most = top[0];
+      for (int k = 1; k < L; ++k) most = top[k] > most ? top[k] : most;
       int64_t first = 0;
-      for (int k = 0; k < L; ++k) {
-        const int64_t at = place[k] + k;
-        if (best[k] > most || (best[k] == most && most > kLowest && at < first)) most = best[k], first = at;
+      if (most > kLowest) {
+        first = p.dim;
+        for (int j = 0; j < kSide; ++j) {
+          const Int at = best[j] == most ? place[j] : Int{} + INT32_MAX;
+          for (int k = 0; k < L; ++k)
+            if (at[k] != INT32_MAX) first = std::min(first, int64_t(at[k]) + j * L + k);
+        }
+        most = LoadOne<D>(x + first);  // which of the two zeros it is
       }
       for (; d < p.dim; ++d) {
         const float v = LoadOne<D>(x + d);

@@ -104,7 +104,8 @@ void ExpectWrites([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kHuge - 1) & ~(kHuge - 1);
   const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + uintptr_t(bytes)) & ~(kHuge - 1);
   // Advice alone: where the system cannot follow it, nothing changes.
-  if (bytes >= 2 * int64_t(kHuge) && end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (data && bytes >= 2 * int64_t(kHuge) && end > begin)
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }
 

@@ -20,7 +20,8 @@ bool HasAmx();
 int64_t SecondCacheBytes();
 int64_t LastCacheBytes();
 
-// Tells the system that a large piece of memory is about to be written as a whole, so that it comes in large pages.
+// Tells the system that a large piece of memory is about to be written as a whole, so that it comes in large pages. Null is
+// no memory.
 // Allocators take pieces of 32 MiB and more from the system at each call: in small pages, first touching them costs as
 // much as computing what goes there. And what is read in no order, as packed activations are, misses fewer translations.
 void ExpectWrites(void* data, int64_t bytes);

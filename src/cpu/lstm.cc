@@ -59,6 +59,10 @@ Status Run(const LstmGatesProblem& p, void* workspace, ThreadPool* pool) {
   const LstmKernels* kernels = isa == Isa::kAvx512 ? LstmKernelsAvx512()
                                : isa == Isa::kAvx2 ? LstmKernelsAvx2()
                                                    : LstmKernelsBase();
+  const int64_t bytes = p.rows * p.width * SizeOf(p.dtype);
+  for (void* out : {p.c_next, p.h_next, p.dc}) ExpectWrites(out, bytes);
+  for (int g = 0; g < 4; ++g)
+    if (p.stride == p.width || g == 0) ExpectWrites(p.dgate[g], p.stride == p.width ? bytes : 4 * bytes);
   const Parts cut(p);
   const int64_t partial_bytes = PartialBytes(p, cut.parts);
   float* partial = partial_bytes > 0 ? static_cast<float*>(workspace) : p.dbias;

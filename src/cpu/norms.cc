@@ -73,6 +73,7 @@ Status Run(const LayerNormProblem& p, void* workspace, ThreadPool* pool) {
   BLOCKSPARSE_RETURN_IF_ERROR(Kernels(&kernels));
   const int64_t C = p.channels();
   if (C == 0) return {};
+  ExpectWrites(p.gradient ? p.dx : p.y, p.outer * C * p.inner * SizeOf(p.dtype));
   const LayerParts parts(p, *kernels);
   float *dgain = p.dgain, *dbias = p.dbias, *scratch = static_cast<float*>(workspace);
   if (p.gradient && parts.parts > 1) {
@@ -114,6 +115,7 @@ Status Run(const BatchNormProblem& p, void* workspace, ThreadPool* pool) {
   BLOCKSPARSE_RETURN_IF_ERROR(Kernels(&kernels));
   const int64_t C = p.channels, parts = BatchParts(p), run = CeilDiv(p.outer, parts);
   if (C == 0) return {};
+  ExpectWrites(p.gradient ? p.dx : p.y, p.outer * C * p.inner * SizeOf(p.dtype));
   const int64_t ns = int64_t(double(run) * double(p.inner) * kNsPerElement) + 1;
   const auto for_parts = [&](auto&& body) {
     pool->ForEach(C * parts, ns, [&](int64_t task, int) {

@@ -3,6 +3,10 @@
 
 #include "cpu/vector.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 namespace blocksparse {
 namespace cpu {
 namespace {
@@ -52,6 +56,37 @@ inline void StorePiece(Element<D>* p, Float<L> x, std::integral_constant<int, L>
 template <DType D, int L>
 inline void StorePiece(Element<D>* p, Float<L> x, int count) {
   StorePart<D, L>(p, x, count);
+}
+
+// Past the caches, which a large result would only pass through: saves reading what is about to be overwritten. `p` is
+// aligned to the vector's size; ended by StreamEnd.
+template <DType D, int L>
+inline void StreamVec(Element<D>* p, Float<L> x) {
+#if defined(__SSE2__)
+  alignas(64) Element<D> bytes[L];
+  StoreVec<D, L>(bytes, x);
+  auto* to = reinterpret_cast<char*>(p);
+  const auto* from = reinterpret_cast<const char*>(bytes);
+  constexpr int kBytes = L * int(sizeof(Element<D>));
+#if defined(__AVX__)
+  if constexpr (kBytes % 32 == 0) {
+    for (int i = 0; i < kBytes; i += 32)
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), *reinterpret_cast<const __m256i*>(from + i));
+    return;
+  }
+#endif
+  if constexpr (kBytes % 16 == 0) {
+    for (int i = 0; i < kBytes; i += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), *reinterpret_cast<const __m128i*>(from + i));
+    return;
+  }
+#endif
+  StoreVec<D, L>(p, x);
+}
+inline void StreamEnd() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 }  // namespace

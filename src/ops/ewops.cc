@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -338,8 +339,8 @@ absl::Status RunBenched(OpKernelContext* ctx, const Problem& problem, int bench,
 
 // ------------------------------------------------------------------------------------------------ element by element
 
-// The operands of a map: `inputs` tensors of one shape, `outputs` of the same, the first input's buffer taken over where
-// nobody else holds it.
+// The operands of a map: `inputs` tensors of one shape, `outputs` of the same, in the buffers of inputs that nobody else
+// holds.
 absl::Status MapOperands(OpKernelContext* ctx, int inputs, int outputs, EwProblem* problem) {
   const TensorShape& shape = ctx->input(0).shape();
   problem->dtype = ToDType(ctx->input(0).dtype());
@@ -352,7 +353,9 @@ absl::Status MapOperands(OpKernelContext* ctx, int inputs, int outputs, EwProble
   }
   for (int i = 0; i < outputs; ++i) {
     Tensor* out = nullptr;
-    TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({i}, i, shape, &out));
+    constexpr int kInputs[] = {0, 1, 2};
+    TF_RETURN_IF_ERROR(
+        ctx->forward_input_or_allocate_output(absl::MakeConstSpan(kInputs, size_t(inputs)), i, shape, &out));
     problem->out[i] = out->data();
   }
   return absl::OkStatus();
@@ -454,6 +457,8 @@ class AddNOp : public OpKernel {
                 Invalid(absl::StrCat("AddN8 adds at most ", AddNProblem::kMaxCount, " tensors at once, got ", count)));
     const Tensor& first = ctx->input(0);
     std::vector<const void*> x(count);
+    std::vector<int> inputs(count);
+    std::iota(inputs.begin(), inputs.end(), 0);
     for (int i = 0; i < count; ++i) {
       OP_REQUIRES(ctx, ctx->input(i).shape() == first.shape(),
                   Invalid(absl::StrCat("AddN8: all tensors must have one shape, got ", first.shape().DebugString(),
@@ -461,7 +466,7 @@ class AddNOp : public OpKernel {
       x[i] = ctx->input(i).data();
     }
     Tensor* y = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, first.shape(), &y));
+    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output(inputs, 0, first.shape(), &y));
     if (first.NumElements() == 0) return;
     AddNProblem problem;
     problem.dtype = ToDType(first.dtype());
@@ -548,7 +553,7 @@ class ChannelOp : public OpKernel {
           problem.y = const_cast<void*>(static_cast<const void*>(other.data()));
         else
           problem.x = other.data();
-        OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, x.shape(), &out));
+        OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0, 1}, 0, x.shape(), &out));
         problem.dx = out->data();
         bytes *= 3;
       }
@@ -897,7 +902,10 @@ class AssignAddVariableOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-    OP_REQUIRES_OK(ctx, LookupResource(ctx, HandleFromInput(ctx, 0), &variable));
+    const absl::Status found = LookupResource(ctx, HandleFromInput(ctx, 0), &variable);
+    OP_REQUIRES(ctx, found.ok(),
+                absl::FailedPreconditionError(
+                    absl::StrCat("assign_add: the variable has not been initialized: ", found.message())));
     tensorflow::mutex_lock lock(*variable->mu());
     Tensor* y = variable->tensor();
     OP_REQUIRES(ctx, variable->is_initialized && y->IsInitialized(),

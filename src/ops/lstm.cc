@@ -1,7 +1,9 @@
 // The ops of the LSTM gates: registration, shape functions, checks, and the way from tensors to a kernel.
 #include "kernels/lstm.h"
 
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "ops/common.h"
 
@@ -193,10 +195,14 @@ class GatesOp : public OpKernel {
       if (nc_ > 0) problem.dc_next = ctx->input(first).data();
       if (nh_ > 0) problem.dh_next = ctx->input(first + nc_).data();
       Tensor *dc = nullptr, *dgate = nullptr, *dbias = nullptr;
-      OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, state, &dc));
+      // Outputs in the buffers of inputs of their shape that nobody else holds; but not the bias, which every row reads.
+      std::vector<int> inputs(ctx->num_inputs());
+      std::iota(inputs.begin(), inputs.end(), 0);
+      inputs.erase(inputs.begin() + 1 + kGates, inputs.begin() + first);
+      OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output(inputs, 0, state, &dc));
       problem.dc = dc->data();
       for (int g = 0; g < kGates; ++g) {
-        OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({1 + g}, 1 + g, ctx->input(1 + g).shape(), &dgate));
+        OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output(inputs, 1 + g, ctx->input(1 + g).shape(), &dgate));
         problem.dgate[g] = dgate->data();
       }
       for (int g = 1; merged && g < 4; ++g) problem.dgate[g] = static_cast<char*>(problem.dgate[0]) + g * bytes;
