@@ -15,11 +15,12 @@ product of axis 0 is slow.
 
 import argparse
 import itertools
+import json
 import statistics
 import sys
 
 import numpy as np
-from _common import Scrubber, about, median_ratio, quiet, rounds, save
+from _common import RESULTS, Scrubber, about, median_ratio, quiet, rounds, save
 
 PRODUCTS = ("forward", "dx", "dw")
 LAYOUTS = ("random", "watts_strogatz", "barabasi_albert")
@@ -44,6 +45,7 @@ def parse():
     parser.add_argument("--cold", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True, help="time SciPy and MKL, too")
     parser.add_argument("--json", help="name of the result in bench/results/; default matmul_cpu_<suite>.json")
+    parser.add_argument("--append", action="store_true", help="keep what that result has of other cases")
     return parser
 
 
@@ -142,6 +144,10 @@ def measure_group(tf, options, size, n, dtype, product, axis, cells, scrub, tick
     return rows
 
 
+def case_of(row):
+    return tuple(row[k] for k in ("layout", "size", "n", "density", "block", "dtype", "product", "axis"))
+
+
 def groups(options):
     """What is timed: (size, n, dtype, product, axis), [(layout, density, block)]."""
     floors = options.suite == "floors"
@@ -180,8 +186,10 @@ def main():
         "suite": options.suite,
         "clock": options.clock,
     }
-    document["rows"] = []
     name = options.json or f"matmul_cpu_{options.suite}.json"
+    document["rows"] = []
+    if options.append and (RESULTS / name).exists():
+        document["rows"] = json.loads((RESULTS / name).read_text())["rows"]
     with tqdm(total=sum(len(cells) for _, cells in work), unit="case") as bar:
 
         def tick(row):
@@ -191,7 +199,9 @@ def main():
             bar.update()
 
         for key, cells in work:
-            document["rows"] += measure_group(tf, options, *key, cells, scrub, tick)
+            rows = measure_group(tf, options, *key, cells, scrub, tick)
+            new = {case_of(row) for row in rows}
+            document["rows"] = [row for row in document["rows"] if case_of(row) not in new] + rows
             path = save(name, document)  # after each group, so that an interrupted run leaves what it has
     busy = sum(row["kept"] < 3 for row in document["rows"])
     print(f"{len(document['rows'])} cases in {path}" + (f", {busy} of them on a busy machine" if busy else ""))

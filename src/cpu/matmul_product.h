@@ -286,6 +286,8 @@ void UnpackPanelOf(const float* sums, int width, const Activations& a, int64_t n
   for (int r = 0; r < count; r += L) {
     int64_t f = f0;
     for (; f + L <= f1; f += L) {
+      // Rows lie pages apart, so that nothing else fetches them.
+      for (int i = r + L; i < r + 2 * L && i < count; ++i) __builtin_prefetch(y + (n0 + i) * a.features + f, 1, 2);
       Float<L> rows[L];
 #pragma GCC unroll 16
       for (int i = 0; i < L; ++i) rows[i] = LoadVec<DType::kFloat32, L>(sums + (f + i) * width + r);
