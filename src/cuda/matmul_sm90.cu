@@ -249,7 +249,7 @@ MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& table, const Chip
     choice.name = p.tf32 ? "sm90 sets of blocks, tf32" : "sm90 sets of blocks, three bfloat16 to a float32";
   } else if (p.dtype == DType::kFloat32) {
     choice.family = p.tf32 ? kFloatTf32 : kFloatExact;
-    choice.tile = FloatRows(!p.tf32);
+    choice.tile = FloatRows(!p.tf32, p.bsize);
     choice.name = p.tf32 ? "sm90 union tiles, tf32" : "sm90 union tiles, three bfloat16 to a float32";
   } else if (p.bsize <= 16) {
     choice.family = kMerged;  // or rounds: the plan decides

@@ -33,11 +33,11 @@ bool FloatPays(const MatmulProblem& p, const Chip& chip) {
   const bool exact = !p.tf32, forward = p.product == Product::kForward;
   const int i = p.bsize == 128 ? 3 : p.bsize == 64 ? 2 : p.bsize == 32 ? 1 : 0;
   // Flops in a microsecond: the portable kernel's, this one's when the chip is full.
-  constexpr double kPortable[2][4] = {{30e6, 60e6, 90e6, 116e6}, {20e6, 30e6, 32e6, 32e6}};
-  constexpr double kHere[2][4] = {{60e6, 130e6, 220e6, 260e6}, {30e6, 60e6, 80e6, 90e6}};
+  constexpr double kPortable[2][4] = {{30e6, 60e6, 90e6, 116e6}, {0, 30e6, 32e6, 32e6}};
+  constexpr double kHere[2][4] = {{65e6, 125e6, 195e6, 230e6}, {0, 50e6, 90e6, 100e6}};
   const double N = double(p.n[0]), elements = double(p.blocks) * p.bsize * p.bsize,
                in = double(forward ? p.C() : p.K());
-  const int per_group = UnionPlan::Columns(p.bsize), rows = FloatRows(exact), sms = chip.multiprocessors;
+  const int per_group = UnionPlan::Columns(p.bsize), rows = FloatRows(exact, p.bsize), sms = chip.multiprocessors;
   const double tiles = double(((forward ? p.KB : p.CB) + per_group - 1) / per_group) * std::ceil(N / rows);
   const double waves = std::ceil(tiles / sms) * sms / std::max(1.0, tiles);  // of a chip whose tiles are all full
   const double flops = 2 * elements * std::ceil(N / rows) * rows;
@@ -76,7 +76,7 @@ Status RunFloat(const MatmulProblem& p, bool exact, const MatmulPlan& plan, cons
 
   FloatParams f;
   const DType piece = exact ? DType::kBFloat16 : DType::kFloat32;
-  const int planes = Planes(exact), step = FloatStep(exact, p.bsize), rows = FloatRows(exact);
+  const int planes = Planes(exact), step = FloatStep(exact, p.bsize), rows = FloatRows(exact, p.bsize);
   const int64_t weight_rows = int64_t(p.blocks) * p.bsize;
   if (planes * std::max(N, weight_rows) + rows > INT32_MAX)
     return Status::Unimplemented("too much for one launch: batch " + std::to_string(N) + ", blocks " +
@@ -92,6 +92,7 @@ Status RunFloat(const MatmulProblem& p, bool exact, const MatmulPlan& plan, cons
   f.groups = int(plan.numbers[0]);
   f.heavy = int(plan.numbers[1]);
   f.row_tiles = int((N + rows - 1) / rows);
+  f.band = exact ? 4 : 2;  // of 1 to 6 the best
   f.x_plane = int(N), f.w_plane = int(weight_rows);
   f.odd = flags + 2;
   const int64_t tiles = int64_t(f.groups) * f.row_tiles;

@@ -22,13 +22,17 @@ struct FloatKernel {
   // Steps of a record of the plan, which has 64 features, or two units of 32.
   static constexpr int kSteps = kB == 32 ? 2 : (kB < 64 ? kB : 64) / kStep;
   static constexpr int kColumns = UnionPlan::Columns(kB);
+  // Blocks of 16 are little work: two records make one step.
+  static constexpr int kPair = kB == 16 ? 2 : 1;
   static constexpr int kChunks = kColumns * kB / 32;  // 32-feature pieces of the output tile
-  static constexpr int kRows = FloatRows(kExact), kHalves = kRows / 128;
+  static constexpr int kGroups = FloatGroups(kExact, kB), kRows = FloatRows(kExact, kB);
+  static constexpr int kHalves = kRows / (64 * kGroups);  // 64-row products of a warpgroup
+  static constexpr int kParts = kGroups == 2 ? 2 : 1;     // sums of slices on their way
   static constexpr int kLine = kStep * PieceBytes(kExact);
   static constexpr int kXPlane = kRows * kLine, kXBytes = kPlanes * kXPlane;
   static constexpr int kWPlane = kB * kLine, kWBytes = kPlanes * kWPlane;
   static constexpr int kChunkBytes = kRows * 128;
-  static constexpr int kThreads = 384;
+  static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 128;
   static constexpr int kSlots = 16;
   static constexpr int kSlotBytes = 64;  // full, empty and filled barrier, header
   static constexpr int kHeaders = kSlots * kSlotBytes;
@@ -74,50 +78,65 @@ struct FloatKernel {
     const uint32_t tiles = uint32_t(p.groups) * p.row_tiles;
     uint32_t tile = blockIdx.x;
     while (tile < tiles) {
-      // Order of tiles: as the 16-bit union tiles'.
+      // Heavy groups first, over the whole batch. The rest in bands of some rows, each group over a whole band, so that its
+      // weights, which as a whole are larger than the L2 cache, serve the band.
       uint32_t group, row_tile;
       if (tile < uint32_t(p.heavy) * p.row_tiles) {
         group = tile / p.row_tiles;
         row_tile = tile % p.row_tiles;
       } else {
-        const uint32_t rest = tile - p.heavy * p.row_tiles, light = p.groups - p.heavy;
-        group = p.heavy + rest % light;
-        row_tile = rest / light;
+        const uint32_t rest = tile - p.heavy * p.row_tiles, light = p.groups - p.heavy, band = rest / (light * p.band);
+        const uint32_t rows = min(uint32_t(p.band), p.row_tiles - band * p.band), within = rest - band * light * p.band;
+        group = p.heavy + within / rows;
+        row_tile = band * p.band + within % rows;
       }
       const int32_t* info = p.group + group * UnionPlan::kGroupWords;
       const int stages = info[1], row = row_tile * kRows;
       const int32_t* record = p.stage + int64_t(info[0]) * UnionPlan::kStageWords + (lane & 15);
-      constexpr int kAhead = 3;  // records read before they are needed
+      constexpr int kAhead = 4;  // records read before they are needed
       int fetched[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
         if (i < stages) fetched[i] = record[i * UnionPlan::kStageWords];
       for (int base = 0; base < stages; base += kAhead)
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
+        for (int i = 0; i < kAhead; i += kPair) {
           if (base + i >= stages) break;
-          const int word = fetched[i];
-          if (base + i + kAhead < stages) fetched[i] = record[int64_t(base + i + kAhead) * UnionPlan::kStageWords];
+          const int word = fetched[i], second = kPair == 2 && base + i + 1 < stages ? fetched[i + 1] : 0;
+#pragma unroll
+          for (int j = i; j < i + kPair; ++j)
+            if (base + j + kAhead < stages) fetched[j] = record[int64_t(base + j + kAhead) * UnionPlan::kStageWords];
           const uint32_t flags = __shfl_sync(~0u, word, 0);
           int first_piece = 3;
 #pragma unroll
           for (int s = 0; s < kSteps; ++s) {
             const int unit = kB == 32 ? s : 0, skip = kB == 32 ? 0 : s * kStep;
-            const uint32_t mask = kB == 32 ? flags >> 8 * unit & 0xff : flags & 0xffff;
-            const int weights = __popc(mask);
+            uint32_t mask = kB == 32 ? flags >> 8 * unit & 0xff : flags & 0xffff;
+            int weights = __popc(mask), units = 1;
             if (weights == 0) break;
-            const int feature = __shfl_sync(~0u, word, 1 + unit) + skip;
-            const int piece = __shfl_sync(~0u, word, (first_piece + lane) & 15);  // lane l: block of weight l
-            if (kB == 32) first_piece += weights;
+            int feature = __shfl_sync(~0u, word, 1 + unit) + skip;          // lane l: of unit l
+            int piece = __shfl_sync(~0u, word, (first_piece + lane) & 15);  // lane l: block of weight l
+            if constexpr (kB == 32) first_piece += weights;
+            if constexpr (kPair == 2) {
+              const uint32_t more = __shfl_sync(~0u, second, 0) & 0xfff;
+              const int feature1 = __shfl_sync(~0u, second, 1);
+              const int piece1 = __shfl_sync(~0u, second, (first_piece + lane - weights) & 15);
+              if (lane >= 1) feature = feature1;
+              if (lane >= weights) piece = piece1;
+              mask |= more << kColumns;
+              weights += __popc(more);
+              units += more != 0;
+            }
             open();
-            const uint32_t x = reserve(kXBytes), w = reserve(weights * kWBytes);
+            const uint32_t x = reserve(units * kXBytes), w = reserve(weights * kWBytes);
             const uint32_t full = bars + issued % kSlots * kSlotBytes;
             if (lane == 0) {
               StoreShared4(full + 32, make_uint4(mask, x >> 4, w >> 4, 0));
-              BarrierArriveExpect(full, kXBytes + weights * kWBytes);
+              BarrierArriveExpect(full, units * kXBytes + weights * kWBytes);
             }
             __syncwarp();
-            if (lane < kPlanes) TmaLoad(x + lane * kXPlane, &p.x, feature, lane * p.x_plane + row, full);
+            if (lane < units * kPlanes)
+              TmaLoad(x + lane * kXPlane, &p.x, feature, lane % kPlanes * p.x_plane + row, full);
             for (int from = 0; from < weights * kPlanes; from += 32) {
               const int l = from + lane, plane = l / weights, which = l % weights;
               const int block = __shfl_sync(~0u, piece, which);
@@ -223,38 +242,50 @@ struct FloatKernel {
     if constexpr (!kExact) {
       WgmmaFence();
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        if (kColumns == 1 || (mask >> j & 1)) {
+      for (int u = 0; u < kPair; ++u)
 #pragma unroll
-          for (int k = 0; k < kStep / 8; ++k)
+        for (int j = 0; j < kColumns; ++j) {
+          if (kColumns == 1 || (mask >> (u * kColumns + j) & 1)) {
 #pragma unroll
-            for (int i = 0; i < kHalves; ++i)
-              WgmmaFloat<kB>::AddTf32(sum[i][j], Descriptor(x + k * 2 + i * (64 * kLine >> 4), kHigh),
-                                      Descriptor(w + k * 2, kHigh));
-          w += kWBytes >> 4;
+            for (int k = 0; k < kStep / 8; ++k)
+#pragma unroll
+              for (int i = 0; i < kHalves; ++i)
+                WgmmaFloat<kB>::AddTf32(sum[i][j],
+                                        Descriptor(x + (u * kXBytes >> 4) + k * 2 + i * (64 * kLine >> 4), kHigh),
+                                        Descriptor(w + k * 2, kHigh));
+            w += kWBytes >> 4;
+          }
         }
-      }
       WgmmaCommit();
       WgmmaWait<0>();
     } else {
-      constexpr int kX = kXPlane >> 4, kW = kWPlane >> 4;
+      constexpr int kX = kXPlane >> 4, kW = kWPlane >> 4, kSlices = kStep / 16;
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
         if (kColumns == 1 || (mask >> j & 1)) {
+          float part[kParts][kB / 2];
 #pragma unroll
-          for (int k = 0; k < kStep / 16; ++k) {
-            float part[kB / 2];
-            const uint32_t a = x + k * 2, b = w + k * 2;
-            auto add = [&](int i, int l) {
-              WgmmaFloat<kB>::Add(part, Descriptor(a + i * kX, kHigh), Descriptor(b + l * kW, kHigh));
-            };
-            WgmmaFence();
-            WgmmaFloat<kB>::Set(part, Descriptor(a + 2 * kX, kHigh), Descriptor(b, kHigh));
-            add(0, 2), add(1, 1), add(1, 0), add(0, 1), add(0, 0);
-            WgmmaCommit();
-            WgmmaWait<0>();
+          for (int k = 0; k < kSlices + kParts - 1; ++k) {
+            if (k < kSlices) {
+              const uint32_t a = x + k * 2, b = w + k * 2;
+              float(&to)[kB / 2] = part[k % kParts];
+              auto add = [&](int i, int l) {
+                WgmmaFloat<kB>::Add(to, Descriptor(a + i * kX, kHigh), Descriptor(b + l * kW, kHigh));
+              };
+              WgmmaFence();
+              WgmmaFloat<kB>::Set(to, Descriptor(a + 2 * kX, kHigh), Descriptor(b, kHigh));
+              add(0, 2), add(1, 1), add(1, 0), add(0, 1), add(0, 0);
+              WgmmaCommit();
+            }
+            const int done = k - (kParts - 1);
+            if (done >= 0) {
+              if (kParts == 2 && k < kSlices)
+                WgmmaWait<1>();
+              else
+                WgmmaWait<0>();
 #pragma unroll
-            for (int e = 0; e < kB / 2; ++e) sum[0][j][e] += part[e];
+              for (int e = 0; e < kB / 2; ++e) sum[0][j][e] += part[done % kParts][e];
+            }
           }
           w += kWBytes >> 4;
         }
@@ -311,7 +342,8 @@ struct FloatKernel {
 };
 
 template <int kB, bool kExact>
-__global__ void __launch_bounds__(384, 1) FloatMatmul(const __grid_constant__ FloatParams p) {
+__global__ void __launch_bounds__(FloatKernel<kB, kExact>::kThreads, 1)
+    FloatMatmul(const __grid_constant__ FloatParams p) {
 #ifdef BLOCKSPARSE_SM90_CODE
   using Kernel = FloatKernel<kB, kExact>;
   extern __shared__ char shared[];
@@ -319,20 +351,20 @@ __global__ void __launch_bounds__(384, 1) FloatMatmul(const __grid_constant__ Fl
   if (threadIdx.x == 0) {
     for (int i = 0; i < Kernel::kSlots; ++i) {
       BarrierInit(bars + i * Kernel::kSlotBytes, 1);
-      BarrierInit(bars + i * Kernel::kSlotBytes + 8, 9);
-      BarrierInit(bars + i * Kernel::kSlotBytes + 16, 8);
+      BarrierInit(bars + i * Kernel::kSlotBytes + 8, Kernel::kGroups * 4 + 1);
+      BarrierInit(bars + i * Kernel::kSlotBytes + 16, Kernel::kGroups * 4);
     }
     BarrierInitFence();
   }
   __syncthreads();
-  if (threadIdx.x >= 256) {
+  if (threadIdx.x >= Kernel::kConsumers) {
     RegistersDown<56>();
-    if (threadIdx.x < 288)
+    if (threadIdx.x < Kernel::kConsumers + 32)
       Kernel::Produce(p, ring, bars);
-    else if (threadIdx.x < 320)
+    else if (threadIdx.x < Kernel::kConsumers + 64)
       Kernel::Store(p, bars);
   } else {
-    RegistersUp<224>();
+    RegistersUp<Kernel::kGroups == 3 ? 152 : 224>();
     Kernel::Consume(p, bars);
   }
 #endif
@@ -344,7 +376,7 @@ cudaError_t LaunchFloat(const FloatParams& p, int grid, cudaStream_t stream) {
   cudaError_t error =
       cudaFuncSetAttribute(FloatMatmul<kB, kExact>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  FloatMatmul<kB, kExact><<<grid, 384, kBytes, stream>>>(p);
+  FloatMatmul<kB, kExact><<<grid, FloatKernel<kB, kExact>::kThreads, kBytes, stream>>>(p);
   return cudaGetLastError();
 }
 

@@ -38,7 +38,7 @@ Layout LayoutOf(const MatmulProblem& p, bool exact, const MatmulPlan& plan, cons
   // 3 TB/s by a second kernel, which takes 8 to begin with.
   const int64_t blocks = int64_t(FloatGradSlots(exact, p.bsize)) * (p.bsize == 32 ? 2 : 1);
   const int64_t item_bytes = blocks * p.bsize * p.bsize * 4;
-  const double tiles = (p.bsize == 128 ? 3 : p.bsize == 64 ? 10 : 30) * (exact ? 0.7 : 1.0);
+  const double tiles = p.bsize == 128 ? 3 : exact ? (p.bsize == 64 ? 7 : 17) : p.bsize == 64 ? 10 : 30;
   const double step = std::max(tiles * tokens * p.bsize * Planes(exact) * PieceBytes(exact) / 54e3,
                                exact ? 2.0 * blocks * p.bsize * p.bsize * tokens / 0.7e6 : 0.0);
   const double round = s.total_steps * step;
@@ -85,7 +85,7 @@ bool FloatGradPays(const MatmulProblem& p, const Chip& chip) {
   const int i = p.bsize == 128 ? 2 : p.bsize == 64 ? 1 : 0;
   // Flops in a microsecond: the portable kernel's, this one's.
   constexpr double kPortable[2][3] = {{50e6, 80e6, 100e6}, {30e6, 32e6, 32e6}};
-  constexpr double kHere[2][3] = {{90e6, 200e6, 270e6}, {60e6, 80e6, 90e6}};
+  constexpr double kHere[2][3] = {{95e6, 190e6, 265e6}, {55e6, 90e6, 105e6}};
   double N = 0;
   for (int pair = 0; pair < p.pairs; ++pair) N += double(p.n[pair]);
   const double flops = 2.0 * p.blocks * p.bsize * p.bsize * N;

@@ -113,36 +113,58 @@ struct FloatGradKernel {
 
   static __device__ __forceinline__ void Multiply(float (&sum)[kGroupSlots][kHalves][kB / 2], uint32_t table,
                                                   uint32_t at, uint32_t plane) {
-    if constexpr (!kExact) WgmmaFence();
-#pragma unroll
-    for (int s = 0; s < kGroupSlots; ++s) {
-      const uint4 tiles = LoadShared4(table + s * 16);
-      const uint32_t x = tiles.x + at, dy = tiles.y + at;
-#pragma unroll
-      for (int k = 0; k < kLine / 32; ++k)
-#pragma unroll
-        for (int h = 0; h < kHalves; ++h) {
-          const uint32_t a = x + k * 2 + (h * 64 * kLine >> 4), b = dy + k * 2;
-          if constexpr (!kExact) {
-            WgmmaFloat<kB>::AddTf32(sum[s][h], Descriptor(a, kHigh), Descriptor(b, kHigh));
-          } else {
-            float part[kB / 2];
-            auto add = [&](int i, int l) {
-              WgmmaFloat<kB>::Add(part, Descriptor(a + i * plane, kHigh), Descriptor(b + l * plane, kHigh));
-            };
-            WgmmaFence();
-            WgmmaFloat<kB>::Set(part, Descriptor(a + 2 * plane, kHigh), Descriptor(b, kHigh));
-            add(0, 2), add(1, 1), add(1, 0), add(0, 1), add(0, 0);
-            WgmmaCommit();
-            WgmmaWait<0>();
-#pragma unroll
-            for (int e = 0; e < kB / 2; ++e) sum[s][h][e] += part[e];
-          }
-        }
-    }
     if constexpr (!kExact) {
+      WgmmaFence();
+#pragma unroll
+      for (int s = 0; s < kGroupSlots; ++s) {
+        const uint4 tiles = LoadShared4(table + s * 16);
+        const uint32_t x = tiles.x + at, dy = tiles.y + at;
+#pragma unroll
+        for (int k = 0; k < kLine / 32; ++k)
+#pragma unroll
+          for (int h = 0; h < kHalves; ++h)
+            WgmmaFloat<kB>::AddTf32(sum[s][h], Descriptor(x + k * 2 + (h * 64 * kLine >> 4), kHigh),
+                                    Descriptor(dy + k * 2, kHigh));
+      }
       WgmmaCommit();
       WgmmaWait<0>();
+    } else {
+      // Pieces of 64 rows by at most 64 columns, one slice of the batch deep: one is added while the next is made.
+      constexpr int kN = kB < 64 ? kB : 64, kAcross = kB / kN, kSlices = kLine / 32;
+      constexpr int kPieces = kGroupSlots * kSlices * kHalves * kAcross;
+      float part[2][kN / 2];
+      uint32_t x = 0, dy = 0;
+#pragma unroll
+      for (int i = 0; i <= kPieces; ++i) {
+        if (i < kPieces) {
+          constexpr int kInSlot = kSlices * kHalves * kAcross;
+          if (i % kInSlot == 0) {
+            const uint4 tiles = LoadShared4(table + i / kInSlot * 16);
+            x = tiles.x + at, dy = tiles.y + at;
+          }
+          const int k = i % kInSlot / (kHalves * kAcross), h = i / kAcross % kHalves, n = i % kAcross;
+          const uint32_t a = x + k * 2 + (h * 64 * kLine >> 4), b = dy + k * 2 + (n * 64 * kLine >> 4);
+          float(&to)[kN / 2] = part[i & 1];
+          auto add = [&](int j, int l) {
+            WgmmaFloat<kN>::Add(to, Descriptor(a + j * plane, kHigh), Descriptor(b + l * plane, kHigh));
+          };
+          WgmmaFence();
+          WgmmaFloat<kN>::Set(to, Descriptor(a + 2 * plane, kHigh), Descriptor(b, kHigh));
+          add(0, 2), add(1, 1), add(1, 0), add(0, 1), add(0, 0);
+          WgmmaCommit();
+        }
+        if (i > 0) {
+          if (i < kPieces)
+            WgmmaWait<1>();
+          else
+            WgmmaWait<0>();
+          constexpr int kInSlot = kSlices * kHalves * kAcross;
+          const int done = i - 1;
+#pragma unroll
+          for (int e = 0; e < kN / 2; ++e)
+            sum[done / kInSlot][done / kAcross % kHalves][done % kAcross * (kN / 2) + e] += part[done & 1][e];
+        }
+      }
     }
   }
 

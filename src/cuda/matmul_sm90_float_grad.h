@@ -20,16 +20,13 @@ bool FloatGradPays(const MatmulProblem& problem, const Chip& chip);
 
 // Slots of a set of blocks: exact sums need registers for a slot's part as well.
 constexpr int FloatGradSlots(bool exact, int bsize) {
-  return !exact ? WeightGradPlan::Slots(bsize) : bsize == 128 ? 2 : bsize == 64 ? 8 : 16;
+  return !exact ? WeightGradPlan::Slots(bsize) : bsize == 128 ? 2 : 8;
 }
 constexpr int FloatGradMaxTiles(bool exact, int bsize) {
-  return !exact ? WeightGradPlan::MaxTiles(bsize) : bsize == 128 ? 4 : bsize == 64 ? 9 : 30;
+  return !exact ? WeightGradPlan::MaxTiles(bsize) : bsize == 128 ? 4 : bsize == 64 ? 9 : 18;
 }
-// Batch entries a step: lines of 128 bytes where the ring holds two steps or more, else of 64 or 32.
-constexpr int FloatGradTokens(bool exact, int bsize) {
-  if (!exact) return bsize == 32 ? 16 : 32;
-  return bsize == 32 ? 16 : 32;
-}
+// Batch entries a step: lines of 128 bytes, or of 64 where the ring would not hold two steps.
+constexpr int FloatGradTokens(bool exact, int bsize) { return !exact && bsize == 32 ? 16 : 32; }
 
 struct FloatGradParams {
   WeightGradParams base;

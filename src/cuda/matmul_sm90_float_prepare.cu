@@ -23,44 +23,57 @@ __device__ __forceinline__ uint32_t NearestBf16(float x) {
   return (rounded & 0x7fffu) == 0x7f80u ? bits >> 16 : rounded;
 }
 
-// Stores one element of `to` at e, and its further pieces `plane` elements on each.
+// Stores four elements of `to` from e on, and their further pieces `plane` elements on each.
 template <bool kExact>
-__device__ __forceinline__ void Put(float x, void* to, int64_t e, int64_t plane, bool& tiny) {
+__device__ __forceinline__ void Put(const float (&x)[4], void* to, int64_t e, int64_t plane, bool& tiny) {
   if constexpr (!kExact) {
-    static_cast<uint32_t*>(to)[e] = RoundTf32(x);
+    *reinterpret_cast<uint4*>(static_cast<uint32_t*>(to) + e) =
+        make_uint4(RoundTf32(x[0]), RoundTf32(x[1]), RoundTf32(x[2]), RoundTf32(x[3]));
   } else {
-    uint16_t* pieces = static_cast<uint16_t*>(to) + e;
-    const float size = fabsf(x);
-    tiny |= size < 0x1p-100f && size > 0.f;
-    uint32_t piece = NearestBf16(x);
-    pieces[0] = uint16_t(piece);
-    if (size < __int_as_float(0x7f800000)) {
-      x -= __uint_as_float(piece << 16);
-      piece = NearestBf16(x);
-      x -= __uint_as_float(piece << 16);
-      pieces[plane] = uint16_t(piece);
-      pieces[2 * plane] = uint16_t(NearestBf16(x));
-    } else {
-      pieces[plane] = pieces[2 * plane] = 0;
+    uint32_t pieces[3][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float size = fabsf(x[i]);
+      tiny |= size < 0x1p-100f && size > 0.f;
+      float left = x[i];
+#pragma unroll
+      for (int l = 0; l < 3; ++l) {
+        pieces[l][i] = NearestBf16(left);
+        left = size < __int_as_float(0x7f800000) ? left - __uint_as_float(pieces[l][i] << 16) : 0.f;
+      }
     }
+#pragma unroll
+    for (int l = 0; l < 3; ++l)
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(to) + l * plane + e) =
+          make_uint2(pieces[l][0] | pieces[l][1] << 16, pieces[l][2] | pieces[l][3] << 16);
   }
 }
 
-// The same order: [lines][columns] to [planes][lines][pitch].
+// Columns and pitch are multiples of four below.
+
+// The same order: [lines][columns] to [planes][lines][pitch]. Four vectors a thread.
 template <bool kExact>
 __global__ void __launch_bounds__(kThreads)
     Convert(const float* from, void* to, int64_t lines, int64_t columns, int64_t pitch, uint32_t* tiny_flag) {
-  const int64_t total = lines * pitch, step = int64_t(gridDim.x) * kThreads;
+  constexpr int kVectors = 4;
+  const int64_t total = lines * pitch;
   bool tiny = false;
-  if (columns == pitch) {
-#pragma unroll 4
-    for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < total; e += step)
-      Put<kExact>(from[e], to, e, total, tiny);
-  } else {
-    for (int64_t e = int64_t(blockIdx.x) * kThreads + threadIdx.x; e < total; e += step) {
-      const int64_t line = e / pitch, column = e % pitch;
-      Put<kExact>(column < columns ? from[line * columns + column] : 0.f, to, e, total, tiny);
+  float4 v[kVectors];
+  int64_t e = (int64_t(blockIdx.x) * kVectors * kThreads + threadIdx.x) * 4;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int64_t at = e + i * kThreads * 4;
+    v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (columns == pitch) {
+      if (at < total) v[i] = *reinterpret_cast<const float4*>(from + at);
+    } else if (at < total && at % pitch < columns) {
+      v[i] = *reinterpret_cast<const float4*>(from + at / pitch * columns + at % pitch);
     }
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const float x[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+    if (e + i * kThreads * 4 < total) Put<kExact>(x, to, e + i * kThreads * 4, total, tiny);
   }
   if (kExact && tiny) *tiny_flag = 1;
 }
@@ -70,7 +83,7 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kExact, int kT>
 __global__ void __launch_bounds__(kThreads) Transpose(const float* from, void* to, int64_t count, int64_t rows,
                                                       int64_t columns, int64_t pitch, uint32_t* tiny_flag) {
-  constexpr int kTiles = 64 * 64 / (kT * kT);
+  constexpr int kTiles = 64 * 64 / (kT * kT), kVectors = 64 * 64 / 4 / kThreads, kPerLine = kT / 4;
   __shared__ float tile[kTiles * kT * (kT + 1)];
   const int64_t first = int64_t(blockIdx.x) * kTiles;
   int64_t matrix0 = first, row0 = 0, column0 = 0;
@@ -81,25 +94,31 @@ __global__ void __launch_bounds__(kThreads) Transpose(const float* from, void* t
     column0 = first % across * kT;
   }
   bool tiny = false;
-  auto each = [&](auto&& body) {  // body(matrix, place of the tile, row and column in it)
+  float4 v[kVectors];
 #pragma unroll
-    for (int i = 0; i < 64 * 64 / kThreads; ++i) {
-      const int t = i * kThreads / (kT * kT), e = i * kThreads % (kT * kT) + threadIdx.x;
-      if (matrix0 + t < count) body(matrix0 + t, t, e / kT, e % kT);
-    }
-  };
-  each([&](int64_t matrix, int t, int line, int at) {
-    const int64_t row = row0 + line, column = column0 + at;
-    tile[(t * kT + line) * (kT + 1) + at] =
-        row < rows && column < columns ? from[(matrix * rows + row) * columns + column] : 0.f;
-  });
+  for (int i = 0; i < kVectors; ++i) {
+    const int e = i * kThreads + threadIdx.x, t = e / (kT * kPerLine), line = e / kPerLine % kT;
+    const int64_t row = row0 + line, column = column0 + e % kPerLine * 4;
+    v[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (matrix0 + t < count && row < rows && column < columns)
+      v[i] = *reinterpret_cast<const float4*>(from + ((matrix0 + t) * rows + row) * columns + column);
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int e = i * kThreads + threadIdx.x;
+    float* at = tile + e / kPerLine * (kT + 1) + e % kPerLine * 4;
+    at[0] = v[i].x, at[1] = v[i].y, at[2] = v[i].z, at[3] = v[i].w;
+  }
   __syncthreads();
-  each([&](int64_t matrix, int t, int line, int at) {
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int e = i * kThreads + threadIdx.x, t = e / (kT * kPerLine), line = e / kPerLine % kT, at = e % kPerLine * 4;
     const int64_t row = row0 + at, column = column0 + line;
-    if (row < pitch && column < columns)
-      Put<kExact>(tile[(t * kT + at) * (kT + 1) + line], to, (matrix * columns + column) * pitch + row,
-                  count * columns * pitch, tiny);
-  });
+    const float* in = tile + (t * kT + at) * (kT + 1) + line;
+    const float x[4] = {in[0], in[kT + 1], in[2 * (kT + 1)], in[3 * (kT + 1)]};
+    if (matrix0 + t < count && row < pitch && column < columns)
+      Put<kExact>(x, to, ((matrix0 + t) * columns + column) * pitch + row, count * columns * pitch, tiny);
+  }
   if (kExact && tiny) *tiny_flag = 1;
 }
 
@@ -107,7 +126,7 @@ template <bool kExact>
 cudaError_t Prepare(bool transpose, const float* from, void* to, int64_t count, int64_t rows, int64_t columns,
                     int64_t pitch, int size, uint32_t* tiny, cudaStream_t stream) {
   if (!transpose) {
-    const int64_t grid = std::min<int64_t>((count * rows * pitch + kThreads * 4 - 1) / (kThreads * 4), 132 * 32);
+    const int64_t grid = (count * rows * pitch + kThreads * 16 - 1) / (kThreads * 16);
     Convert<kExact><<<int(grid), kThreads, 0, stream>>>(from, to, count * rows, columns, pitch, tiny);
     return cudaGetLastError();
   }

@@ -123,8 +123,10 @@ Status PlanMerged(const MatmulProblem& p, const LayoutTable& table, MatmulPlan* 
     const double blocks = merged.words[3], cells = double(p.C() / size) * double(p.K() / size);
     const double elements = blocks * size * size;
     if (blocks * size >= INT32_MAX) continue;
+    // Weight gradients in blocks of 32 share no tiles on axis 0.
+    const double share = weight_grad && size == 32 && p.axis == 0 ? 0.67 : 1;
     const double us =
-        2 * kBatch * elements / (Rate(weight_grad, size, blocks / cells) * 1e6) + 5 + 2.5 * elements / 3.5e6;
+        2 * kBatch * elements / (share * Rate(weight_grad, size, blocks / cells) * 1e6) + 5 + 2.5 * elements / 3.5e6;
     if (best == 0 || us < least) best = size, least = us, best_layout = std::move(merged);
   }
   if (best == 0) return Status::Internal("no larger block fits blocks of " + std::to_string(p.bsize));
