@@ -1,7 +1,8 @@
 """The block-sparse product on a GPU beside its peers: ours through the C interface, cuBLAS on the dense matrix,
-PyTorch's block-sparse rows (Triton), cuSPARSE's Blocked-ELL. Needs PyTorch, not TensorFlow.
+PyTorch's block-sparse rows (Triton), cuSPARSE's Blocked-ELL, STK where it is installed. Needs PyTorch, not TensorFlow.
 
     make kernels && python bench/matmul_gpu.py --cases peers --json bench/results/NAME.json
+    python bench/report.py bench/results/NAME.json
 
 TFLOP/s count the products with present blocks alone, whatever a kernel does. Times are medians of single calls,
 measured by events, with the L2 cache overwritten before each. Every timed result of ours is first compared with a
@@ -10,6 +11,7 @@ product in float32 of the dense matrix.
 
 import argparse
 import ctypes
+import functools
 import importlib.util
 import json
 import os
@@ -40,6 +42,7 @@ def random_layout(blocks, density, seed=0):
     return layout
 
 
+@functools.lru_cache(4)
 def make_layout(kind, blocks, density):
     """random, skewed (a full row and a full column on top), or one of blocksparse/topology.py's."""
     if kind in ("random", "skewed"):
@@ -168,6 +171,7 @@ def ours(lib, timer, layout, bsize, n, product, precision, axis, gated):
         matmul.close()
 
 
+@functools.lru_cache(None)
 def cublas(timer, C, K, n, product, precision):
     dtype = PRECISIONS[precision]
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -186,8 +190,23 @@ def pytorch_bsr(timer, layout, bsize, n, precision):
     return timer(lambda: torch.nn.functional.linear(x, weight))
 
 
+def stk_dsd(timer, layout, bsize, n, precision):
+    """y^T = W^T x^T with STK's dense = sparse x dense, blocks of 128."""
+    import stk
+
+    mask = torch.from_numpy(layout.T.copy()).cuda()
+    dense_weight = mask.repeat_interleave(bsize, 0).repeat_interleave(bsize, 1).to(PRECISIONS[precision])
+    weight = stk.ops.to_sparse(dense_weight, bsize)
+    del dense_weight
+    x = torch.randn(layout.shape[0] * bsize, n, device="cuda", dtype=PRECISIONS[precision])
+    return timer(lambda: stk.ops.dsd(weight, x))
+
+
 def case(size, density, n, bsize, precision="bf16", product="forward", axis=1, kind="random", peers=(), gated=False):
     return locals()
+
+
+CASES = ("quick", "axes", "gates", "peers", "bsr", "floors", "breakeven", "constant", "densities")
 
 
 def cases(name):
@@ -206,10 +225,17 @@ def cases(name):
             yield case(12288, 0.1, 4096, b, "fp32")
             yield case(12288, 0.1, 4096, b, "fp16")
             yield case(12288, 0.1, 4096, b, gated=True)
+    elif name == "gates":
+        for b in bsizes:
+            for product in PRODUCTS:
+                yield case(12288, 0.1, 4096, b, product=product, gated=True)
+            yield case(12288, 0.1, 64, b, gated=True)
     elif name == "peers":  # beside what a user would take instead
         for n in (4096, 64):
             for b in bsizes:
-                yield case(12288, 0.1, n, b, peers=("cublas", "bsr", "bell"))
+                yield case(12288, 0.1, n, b, peers=("cublas", "bsr", "bell") + ("stk",) * (b == 128))
+        for b in bsizes[1:]:
+            yield case(4096, 0.25, 4096, b, peers=("cublas", "bsr", "bell") + ("stk",) * (b == 128))
         for b in bsizes[1:]:
             yield case(12288, 0.1, 4096, b, "fp32", peers=("cublas", "bsr"))
             yield case(12288, 0.1, 4096, b, "tf32", peers=("cublas", "bell"))
@@ -230,16 +256,27 @@ def cases(name):
                 yield case(12288, 0.1, 4096, b, precision)
             for n in (64, 1):
                 yield case(12288, 0.25, n, b)
+            yield case(12288, 0.1, 4096, b, gated=True)
             for kind in ("skewed", "barabasi_albert", "watts_strogatz"):
                 yield case(12288, 0.1, 4096, b, kind=kind)
+    elif name == "breakeven":  # cuBLAS at the densities up to which sparse has to win, and should
+        wins = {8: (0.03, 0.05, 0.1, 0.15), 16: (0.1, 0.18, 0.28), 32: (0.3, 0.4, 0.5), 64: (0.6, 0.72, 0.85)}
+        for b, densities in (wins | {128: (0.8, 0.88, 0.97)}).items():
+            for density in densities:
+                yield case(12288, density, 4096, b, peers=("cublas",))
+    elif name == "constant":  # as many weights as a dense layer 1024 wide, over more and more units
+        for b in (8, 16, 32):
+            for size in (1024, 2048, 4096, 8192, 16384):
+                for n in (64, 4096):
+                    yield case(size, (1024 / size) ** 2, n, b, kind="watts_strogatz", peers=("cublas",))
     elif name == "densities":  # where sparse meets dense
         for b in bsizes:
             for size in (12288, 4096):
                 for density in (0.5, 0.25, 0.1, 0.05, 0.03, 0.01):
-                    for n in (1, 64, 512, 4096, 16384):
+                    for n in (64, 4096, 1, 512, 16384):
                         yield case(size, density, n, b, peers=("cublas",))
     else:
-        raise ValueError(f"cases must be quick, axes, peers, bsr, floors or densities, got {name}")
+        raise ValueError(f"cases must be {', '.join(CASES)}, got {name}")
 
 
 def run(lib, timer, options, size, density, n, bsize, precision, product, axis, kind, peers, gated):
@@ -270,6 +307,8 @@ def run(lib, timer, options, size, density, n, bsize, precision, product, axis, 
             record("bsr", lambda: pytorch_bsr(timer, layout, bsize, n, precision))
         if "bell" in peers and product == "forward":
             record("bell", lambda: timer(BlockedEll(layout, bsize, n, PRECISIONS[precision])))
+        if "stk" in peers and product == "forward":
+            record("stk", lambda: stk_dsd(timer, layout, bsize, n, precision))
     torch.cuda.empty_cache()
     return row
 
@@ -277,7 +316,7 @@ def run(lib, timer, options, size, density, n, bsize, precision, product, axis, 
 def describe(row):
     parts = [f"{row['product']:8}{row['dtype']} {row['C']}@{row['density']:<7g}N {row['N']:<6}b {row['block']:<4}"]
     parts.append(f"axis {row['axis']}{' gated' * row['gated']} {row['layout'][:8]}")
-    for name in ("ours", "cublas", "bsr", "bell"):
+    for name in ("ours", "cublas", "bsr", "bell", "stk"):
         if f"{name}_us" in row:
             parts.append(f"{name} {row[f'{name}_us']:.1f} us {row[f'{name}_tflops']:.1f} TF")
         elif f"{name}_error" in row:
@@ -289,7 +328,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default=str(ROOT / "build" / "libblocksparse_kernels.so"))
     parser.add_argument(
-        "--cases", default="quick", help="quick, axes, peers, bsr, floors, densities; several with commas"
+        "--cases", default="quick", help=f"{', '.join(CASES)}; several with commas, one several times to repeat it"
     )
     parser.add_argument("--path", choices=["sm80", "native"], default="native", help="which kernels, on a Hopper GPU")
     parser.add_argument("--blocks", help="only these block sizes, with commas")

@@ -200,6 +200,7 @@ int forward_longest(const LayoutTable& t, Product product) {
   return product == Product::kForward ? t.longest_column : t.longest_row;
 }
 
+int g_repeats = 3;  // of a check, each of which must give the same bits
 float* g_flush = nullptr;
 constexpr int64_t kFlush = 160 << 20;
 
@@ -241,6 +242,7 @@ bool RunCase(const Case& c, const Chip& chip, bool timing) {
   p.a = as.data(), p.b = bs.data(), p.out = out;
 
   bool ok = cuda::sm90::Supports(p, chip);
+  const bool supported = ok;
   double error = NAN, worst = NAN, us = NAN, best = NAN, plan_ms = NAN;
   MatmulChoice choice;
   if (ok) {
@@ -307,7 +309,7 @@ bool RunCase(const Case& c, const Chip& chip, bool timing) {
       std::vector<char> first(out_size * sizeof(O)), again(out_size * sizeof(O));
       if (!timing) {
         CHECK_CUDA(cudaMemcpy(first.data(), out, first.size(), cudaMemcpyDeviceToHost));
-        for (int i = 0; i < 3 && ok; ++i) {
+        for (int i = 0; i < g_repeats && ok; ++i) {
           CHECK_CUDA(cudaMemset(out, 0xff, out_size * sizeof(O)));
           run();
           CHECK_CUDA(cudaMemcpy(again.data(), out, first.size(), cudaMemcpyDeviceToHost));
@@ -342,12 +344,16 @@ bool RunCase(const Case& c, const Chip& chip, bool timing) {
   const char* types[] = {"f32", "f16", "bf16"};
   std::printf("%-5s %-3s ax%d b%-3d %-4s N%-5ld %5ldx%-5ld %4.0f%% %-9s %-22s %s err %.1e, %.1f u", c.set,
               names[int(c.product)], c.axis, c.b, c.tf32 ? "tf32" : types[int(c.dtype)], long(c.N), long(p.C()),
-              long(p.K()), c.density * 100, c.layout, choice.name, ok ? "ok  " : "FAIL", error, worst);
+              long(p.K()), c.density * 100, c.layout, choice.name,
+              !supported ? "none"
+              : ok       ? "ok  "
+                         : "FAIL",
+              error, worst);
   if (timing) std::printf(" %8.1f us (%8.1f) %6.1f TF", us, best, 2.0 * c.N * weights * c.pairs / us * 1e-6);
   std::printf(" plan %.1f ms\n", plan_ms);
   std::fflush(stdout);
   cudaFree(a), cudaFree(b), cudaFree(out), cudaFree(lists);
-  return ok;
+  return ok || !supported;
 }
 
 }  // namespace
@@ -368,17 +374,21 @@ int main(int argc, char** argv) {
   const DType bf = DType::kBFloat16, hf = DType::kFloat16;
   std::vector<Case> cases;
   // Correctness over the combination table, sizes that divide nothing.
-  for (int b : {16, 32, 64, 128})
+  for (int b : {8, 16, 32, 64, 128})
     for (Product product : {F, X, W})
       for (int axis : {1, 0})
         for (DType type : {bf, hf}) {
-          if (b == 16 && product == W) continue;
+          if (b <= 16 && product == W) continue;
           const DType out = type;
           cases.push_back({"check", product, axis, b, type, 200, 9, 7, 0.4, "gaps", 1, out});
           cases.push_back({"check", product, axis, b, type, 1032, 24, 26, 0.3, "bernoulli", product == W ? 2 : 1, out});
           cases.push_back({"check", product, axis, b, type, 8, 3, 5, 1.0, "shuffled", 1, DType::kFloat32});
-          if (b != 64 && type == bf)
-            cases.push_back({"check", product, axis, b, type, 3336, 40, 61, 0.1, "hub", 1, out});
+          if (type == bf) cases.push_back({"check", product, axis, b, type, 3336, 40, 61, 0.1, "hub", 1, out});
+          if (product != W) {
+            cases.push_back({"check", product, axis, b, type, axis ? 1 : 8, 40, 61, 0.1, "hub", 1, out});
+            cases.push_back({"check", product, axis, b, type, axis ? 43 : 64, 17, 19, 0.5, "gaps", 1, out});
+            cases.push_back({"check", product, axis, b, type, 104, 96, 50, 0.3, "bernoulli", 1, out});
+          }
         }
   // Blocks of 8 and 16 by way of larger ones, float32.
   for (int b : {8, 16})
@@ -444,11 +454,19 @@ int main(int argc, char** argv) {
     perf("more", W, 1, b, 4096, 12288, .25);
     perf("more", F, 1, b, 512, 12288, .1);
   }
-  for (int b : {128, 64, 32, 16})
+  for (int b : {128, 64, 32, 16, 8})
     for (int64_t N : {1, 64, 128, 256}) perf("small", F, 1, b, N, 12288, .25);
-  perf("small", X, 1, 128, 64, 12288, .25);
-  perf("small", F, 0, 128, 64, 12288, .25);
-  perf("small", F, 0, 64, 64, 12288, .25);
+  for (int b : {128, 64, 32, 16, 8}) {
+    perf("small", X, 1, b, 64, 12288, .25);
+    perf("small", F, 0, b, 64, 12288, .25);
+  }
+  // Small, but with every way of sharing work: for checkers that slow the kernels down.
+  for (int b : {8, 16, 32, 64, 128})
+    for (Product product : {F, X, W})
+      for (int axis : {1, 0})
+        for (int64_t N : {40, 1032})
+          cases.push_back({"tiny-check", product, axis, b, bf, N, 12, 8, 0.5, "gaps", product == W ? 2 : 1});
+  if (argc > 3) g_repeats = std::atoi(argv[3]);
   bool all = true;
   int run = 0;
   for (const Case& c : cases) {

@@ -1,11 +1,13 @@
-"""A Markdown table and a picture from a result of bench/matmul.py.
+"""A Markdown table and a picture from a result of bench/matmul.py or bench/matmul_gpu.py.
 
 python bench/report.py bench/results/matmul_cpu_floors.json
 """
 
 import argparse
 import json
+import math
 import pathlib
+import statistics
 
 PRODUCTS = ("forward", "dx", "dw")
 
@@ -14,7 +16,9 @@ def table(document):
     """Speed-up over dense, one line for each product, batch, axis and block, one column for each density."""
     rows = document["rows"]
     densities = sorted({row["density"] for row in rows}, reverse=True)
-    lines = [f"{_machine(document)}, TensorFlow {document['tensorflow']}, {document['date']}, {document['commit']}"]
+    lines = [
+        f"{_machine(document)}, TensorFlow {document['tensorflow']}, {document['date']}, {document.get('commit', '')}"
+    ]
     if document["clock"] == "cpu":
         lines += ["", "Judged by CPU time, as others used the machine."]
     lines += ["", "Times as fast as dense `tf.matmul`, over all block sizes and layouts:", "", *ranges(rows)]
@@ -117,14 +121,150 @@ def plot(document, path):
     figure.savefig(path, dpi=120)
 
 
+PEERS = {"cublas": "cuBLAS, dense", "bsr": "PyTorch BSR", "bell": "cuSPARSE Blocked-ELL", "stk": "STK"}
+CASE = ("product", "dtype", "C", "density", "layout", "N", "axis", "gated", "block")
+
+
+def gpu_rows(document):
+    """One row for each case: the median where a case was run several times."""
+    repeats = {}
+    for row in document["rows"]:
+        repeats.setdefault(tuple(row[key] for key in CASE), []).append(row)
+    rows = []
+    for key, same in repeats.items():
+        row = dict(zip(CASE, key)) | {"choice": same[-1].get("choice", "")}
+        for name in ("ours", *PEERS):
+            times = [r[f"{name}_us"] for r in same if f"{name}_us" in r]
+            if times:
+                row[f"{name}_us"] = statistics.median(times)
+                row[f"{name}_tflops"] = statistics.median(r[f"{name}_tflops"] for r in same if f"{name}_us" in r)
+        rows.append(row)
+    return rows
+
+
+def gpu_table(document):
+    """Microseconds and TFLOP/s on present blocks, ours and the peers', and where sparse meets dense."""
+    rows = gpu_rows(document)
+    names = [name for name in ("ours", *PEERS) if any(f"{name}_us" in row for row in rows)]
+    lines = [
+        f"{document['device']}, driver {document['driver']}, CUDA {document['cuda']}, PyTorch {document['torch']}, "
+    ]
+    lines[0] += f"{document['date']}, {document.get('commit', '')}"
+    lines += [
+        "",
+        "Microseconds (TFLOP/s on present blocks). The L2 cache was overwritten before each call; medians.",
+        "",
+    ]
+    head = ["product", "dtype", "size", "density", "layout", "N", "axis", "gates", "block"]
+    head += ["ours", *(PEERS[name] for name in names if name != "ours"), "kernel"]
+    lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for row in rows:
+        cells = [*(row[key] for key in CASE[:7]), "yes" if row["gated"] else "", row["block"]]
+        cells += [f"{row[f'{n}_us']:.1f} ({row[f'{n}_tflops']:.0f})" if f"{n}_us" in row else "" for n in names]
+        lines.append("| " + " | ".join(map(str, [*cells, row["choice"]])) + " |")
+    meetings = gpu_breakeven(rows)
+    if meetings:
+        lines += ["", "The density up to which ours is faster than cuBLAS on the dense matrix (interpolated):", ""]
+        lines += ["| size | N | block | density |", "| --- | --- | --- | --- |"]
+        lines += [f"| {size} | {n} | {block} | {text} |" for (size, n, block), text in meetings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _by_density(rows):
+    """{(size, N, block): [(density, times as fast as cuBLAS)]} of random layouts, forward."""
+    lines = {}
+    for row in rows:
+        plain = row["product"] == "forward" and row["layout"] == "random" and not row["gated"] and row["axis"] == 1
+        if plain and "cublas_us" in row and "ours_us" in row:
+            key = row["C"], row["N"], row["block"]
+            lines.setdefault(key, []).append((row["density"], row["cublas_us"] / row["ours_us"]))
+    return {key: sorted(line) for key, line in sorted(lines.items()) if len(line) > 1}
+
+
+def gpu_breakeven(rows):
+    """{(size, N, block): text}"""
+    found = {}
+    for key, line in _by_density(rows).items():
+        wins = [point for point in line if point[1] >= 1]
+        later = [point for point in line if point[1] < 1 and wins and point[0] > wins[-1][0]]
+        if not wins:
+            found[key] = f"under {line[0][0]:.3g}"
+        elif not later:
+            found[key] = f"over {wins[-1][0]:.3g}"
+        else:  # along a line in the logarithms of both
+            (d0, s0), (d1, s1) = wins[-1], later[0]
+            found[key] = f"{d0 * (d1 / d0) ** (math.log(s0) / math.log(s0 / s1)):.3g}"
+    return found
+
+
+def gpu_plot(document, path):
+    """TFLOP/s against block size with the peers, and speed-up over cuBLAS against density."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = gpu_rows(document)
+    bars = [r for r in rows if r["product"] == "forward" and r["layout"] == "random" and r["axis"] == 1]
+    bars = [r for r in bars if r["dtype"] == "bf16" and not r["gated"] and "ours_us" in r]
+    counts = {}
+    for row in bars:
+        counts.setdefault((row["C"], row["density"], row["N"]), []).append(row)
+    panels = [(key, mine) for key, mine in counts.items() if len(mine) > 1 and any("bsr_us" in r for r in mine)][:3]
+    lines = _by_density(rows)
+    sweeps = list(dict.fromkeys((size, n) for size, n, _ in lines))[:6]
+    if not panels and not sweeps:
+        return False
+    total = len(panels) + len(sweeps)
+    across = min(3, total)
+    figure, axes = plt.subplots(
+        -(-total // across), across, figsize=(4.4 * across, 3.4 * -(-total // across)), squeeze=False
+    )
+    for axis in axes.flat[total:]:
+        axis.set_visible(False)
+    for axis, ((size, density, n), mine) in zip(axes.flat, panels):
+        for name, label in ({"ours": "ours"} | PEERS).items():
+            line = sorted((r["block"], r[f"{name}_tflops"]) for r in mine if f"{name}_us" in r)
+            if line and name == "cublas":  # a dense product's worth on present blocks
+                axis.axhline(statistics.median(v for _, v in line), color="gray", linewidth=1, label=label)
+            elif line:
+                axis.plot(*zip(*line), marker="o", markersize=3, label=label)
+        axis.set(xscale="log", yscale="log", xlabel="block", ylabel="TFLOP/s on present blocks")
+        axis.set_title(f"{size} x {size}, {100 * density:.3g} %, N = {n}", fontsize=9)
+        axis.set_xticks(blocks := sorted({r["block"] for r in mine}), blocks)
+        axis.minorticks_off()
+        axis.legend(fontsize=7)
+    for axis, (size, n) in zip(axes.flat[len(panels) :], sweeps):
+        densities = set()
+        for (s, m, block), line in lines.items():
+            if (s, m) == (size, n):
+                axis.plot(*zip(*((100 * d, v) for d, v in line)), marker="o", markersize=3, label=f"block {block}")
+                densities |= {100 * d for d, _ in line}
+        axis.axhline(1, color="gray", linewidth=1)
+        axis.set(xscale="log", yscale="log", xlabel="density, %", ylabel="times as fast as cuBLAS, dense")
+        axis.set_title(f"{size} x {size}, N = {n}", fontsize=9)
+        axis.set_xticks(sorted(densities), [f"{d:.3g}" for d in sorted(densities)], fontsize=7)
+        axis.minorticks_off()
+        axis.legend(fontsize=7)
+    figure.suptitle(f"{document['device']}, forward", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    return True
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=pathlib.Path)
     path = parser.parse_args().json
     document = json.loads(path.read_text())
-    path.with_suffix(".md").write_text(table(document))
-    plot(document, path.with_suffix(".png"))
-    print(f"wrote {path.with_suffix('.md')} and {path.with_suffix('.png')}")
+    if "device" in document:
+        path.with_suffix(".md").write_text(gpu_table(document))
+        drawn = gpu_plot(document, path.with_suffix(".png"))
+    else:
+        path.with_suffix(".md").write_text(table(document))
+        drawn = True
+        plot(document, path.with_suffix(".png"))
+    print(f"wrote {path.with_suffix('.md')}" + f" and {path.with_suffix('.png')}" * drawn)
 
 
 if __name__ == "__main__":

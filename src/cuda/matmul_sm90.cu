@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <random>
 #include <string>
 
 #include "cuda/arch/sm90_tensor_map.h"
@@ -33,6 +35,20 @@ Status TileCounter(int64_t tiles, void* workspace, const Chip& chip, cudaStream_
   return FromCuda(cudaMemsetAsync(*counter, 0, sizeof(uint32_t), stream), "cudaMemsetAsync");
 }
 
+// A piece of a block: 64 input features by its output features.
+Status MakeWeightMap(CUtensorMap* map, const MatmulProblem& p) {
+  const bool halves = p.bsize == 128 && p.product == Product::kForward;
+  return MakeTensorMap(map, p.dtype, p.b[0], int64_t(p.blocks) * p.bsize, p.bsize, halves ? 64 : p.bsize,
+                       std::min(p.bsize, 64), halves ? 2 : 0);
+}
+
+template <bool kGated>
+auto PickUnion(int bsize, bool half) {
+  return bsize == 128  ? (half ? LaunchUnion<128, true, kGated> : LaunchUnion<128, false, kGated>)
+         : bsize == 64 ? (half ? LaunchUnion<64, true, kGated> : LaunchUnion<64, false, kGated>)
+                       : (half ? LaunchUnion<32, true, kGated> : LaunchUnion<32, false, kGated>);
+}
+
 Status RunUnion(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* words, void* workspace, const Chip& chip,
                 cudaStream_t stream) {
   const int64_t N = p.n[0];
@@ -51,55 +67,90 @@ Status RunUnion(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* w
     u.x_wide = u.x;
     BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&u.y, p.dtype, p.out, out, N, 64, 64, chunks));
   }
-  const int weight_rows = p.bsize == 128 && !transposed ? 64 : p.bsize;
-  BLOCKSPARSE_RETURN_IF_ERROR(
-      MakeTensorMap(&u.w, p.dtype, p.b[0], int64_t(p.blocks) * p.bsize, p.bsize, weight_rows, unit));
+  BLOCKSPARSE_RETURN_IF_ERROR(MakeWeightMap(&u.w, p));
   u.group = words;
   u.stage = words + plan.numbers[2];
   u.groups = int(plan.numbers[0]);
   u.heavy = int(plan.numbers[1]);
   u.row_tiles = int((N + rows - 1) / rows);
+  // Blocks of 128: several row tiles side by side read each weight from memory once for all of them.
+  u.together = p.bsize == 128 ? 4 : 1;
   const int64_t tiles = int64_t(u.groups) * u.row_tiles;
   if (tiles > INT32_MAX) return Status::Unimplemented("batch too large for one launch: " + std::to_string(N));
   BLOCKSPARSE_RETURN_IF_ERROR(TileCounter(tiles, workspace, chip, stream, &u.counter));
   const int grid = int(std::min<int64_t>(tiles, chip.multiprocessors));
   const bool half = p.dtype == DType::kFloat16, axis0 = p.axis == 0;
-  auto launch = p.bsize == 128  ? (half ? LaunchUnion<128, true> : LaunchUnion<128, false>)
-                : p.bsize == 64 ? (half ? LaunchUnion<64, true> : LaunchUnion<64, false>)
-                                : (half ? LaunchUnion<32, true> : LaunchUnion<32, false>);
+  u.gate = p.gate;
+  auto launch = PickUnion<false>(p.bsize, half);
+  if (p.gate != nullptr) launch = PickUnion<true>(p.bsize, half);
   return FromCuda(launch(axis0, transposed, u, grid, stream), "union-tile product");
 }
 
+constexpr int kFillRows = 64;  // the largest batch for zero-filled tiles
+
+// Sizes of a small batch's tiles and their share among thread blocks, of a few stages at least.
+SmallParams SmallSizes(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const Chip& chip) {
+  SmallParams s;
+  s.batch = int(p.n[0]);
+  s.features = int(p.product == Product::kInputGrad ? p.C() : p.K());
+  s.inputs = int(p.product == Product::kInputGrad ? p.K() : p.C());
+  s.groups = int(plan.numbers[0]);
+  s.stages = int(plan.numbers[3]);
+  s.rows = int(choice.tile);
+  s.box_rows = std::min(64, (s.batch + 7) / 8 * 8);
+  s.row_tiles = (s.batch + s.rows - 1) / s.rows;
+  s.blocks = int(std::clamp<int64_t>(int64_t(s.row_tiles) * s.stages / 4, 1, chip.multiprocessors));
+  return s;
+}
+
+// Never the same again in this process, and not what memory happens to hold.
+uint64_t Ticket() {
+  static std::atomic<uint64_t> next{std::random_device{}() * 0x9e3779b97f4a7c15ull ^ std::random_device{}()};
+  return next += 0x9e3779b97f4a7c15ull;
+}
+
+int SmallFeatures(int bsize) { return bsize < 32 ? FillPlan::kFeatures : UnionPlan::Columns(bsize) * bsize; }
+
+int64_t SmallBytes(const MatmulProblem& p, const SmallParams& s) {
+  const int64_t tile = int64_t(s.rows) * SmallFeatures(p.bsize) * 4;
+  return (s.blocks + int64_t(s.row_tiles) * s.groups) * (tile + 8 * sizeof(uint64_t));
+}
+
 Status RunSmall(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const int32_t* words,
-                cudaStream_t stream) {
+                void* workspace, const Chip& chip, cudaStream_t stream) {
   const int64_t N = p.n[0];
   const bool transposed = p.product == Product::kInputGrad;
-  const int64_t in = transposed ? p.K() : p.C(), out = transposed ? p.C() : p.K();
-  const int unit = std::min(p.bsize, 64);
-  SmallParams s;
+  const int unit = p.bsize == 32 ? 32 : 64;
+  SmallParams s = SmallSizes(p, choice, plan, chip);
+  const int64_t in = s.inputs;
   if (p.axis == 1) {
-    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x, p.dtype, p.a[0], N, in, 64, unit));
-    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x_wide, p.dtype, p.a[0], N, in, 64, 64));
+    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x, p.dtype, p.a[0], N, in, s.box_rows, unit));
+    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x_wide, p.dtype, p.a[0], N, in, s.box_rows, 64));
   } else {
     BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x, p.dtype, p.a[0], in, N, unit, 64));
     s.x_wide = s.x;
   }
-  const int weight_rows = p.bsize == 128 && !transposed ? 64 : p.bsize;
-  BLOCKSPARSE_RETURN_IF_ERROR(
-      MakeTensorMap(&s.w, p.dtype, p.b[0], int64_t(p.blocks) * p.bsize, p.bsize, weight_rows, unit));
+  if (p.bsize >= 32) BLOCKSPARSE_RETURN_IF_ERROR(MakeWeightMap(&s.w, p));
+  s.x_values = p.a[0];
+  s.weights = p.b[0];
   s.group = words;
   s.stage = words + plan.numbers[2];
   s.y = p.out;
-  s.batch = int(N);
-  s.features = int(out);
-  s.groups = int(plan.numbers[0]);
-  s.row_tiles = int((N + 63) / 64);
-  s.split = choice.split;
+  s.partial = static_cast<float*>(workspace);
+  s.flags = reinterpret_cast<uint64_t*>(static_cast<char*>(workspace) + SmallBytes(p, s)) -
+            (s.blocks + int64_t(s.row_tiles) * s.groups) * 8;
+  s.ticket = Ticket();
   const bool half = p.dtype == DType::kFloat16;
   auto launch = p.bsize == 128  ? (half ? LaunchSmall<128, true> : LaunchSmall<128, false>)
                 : p.bsize == 64 ? (half ? LaunchSmall<64, true> : LaunchSmall<64, false>)
-                                : (half ? LaunchSmall<32, true> : LaunchSmall<32, false>);
-  return FromCuda(launch(p.axis == 0, transposed, s, stream), "product of a small batch");
+                : p.bsize == 32 ? (half ? LaunchSmall<32, true> : LaunchSmall<32, false>)
+                : p.bsize == 16 ? (half ? LaunchFill<16, true> : LaunchFill<16, false>)
+                                : (half ? LaunchFill<8, true> : LaunchFill<8, false>);
+  BLOCKSPARSE_RETURN_IF_ERROR(FromCuda(launch(p.axis == 0, transposed, s, stream), "product of a small batch"));
+  if (p.bsize >= 32) return {};
+  auto finish = p.bsize == 8 ? (half ? FinishFill<8, true> : FinishFill<8, false>)
+                             : (half ? FinishFill<16, true> : FinishFill<16, false>);
+  return FromCuda(finish(p.axis == 0, transposed, s, stream), "product of a small batch, sum of parts");
 }
 
 Status RunRounds(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* words, void* workspace,
@@ -129,38 +180,44 @@ Status RunRounds(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* 
   return FromCuda(launch(p.axis == 0, transposed, r, grid, stream), "product in rounds");
 }
 
-// How a weight gradient's items share the multiprocessors: whole rounds of one item each, then the rest in parts, so
-// that the last round is full too.
-struct WeightGradSchedule {
-  int items, whole, split;
-  int64_t partial_bytes;
-};
-
 int64_t Steps(const MatmulProblem& p, int64_t n) {
   const int tokens = WeightGradTokens(p.bsize, p.axis);
   return (n + tokens - 1) / tokens;
 }
 
+// How a weight gradient's items share the multiprocessors (see WeightGradParams).
+struct WeightGradSchedule {
+  int items, whole, helpers, own;
+  int64_t flag_bytes, partial_bytes;
+};
+
 WeightGradSchedule ScheduleWeightGrad(const MatmulProblem& p, const MatmulPlan& plan, const Chip& chip) {
-  WeightGradSchedule s{int(plan.numbers[0]), 0, 1, 0};
+  WeightGradSchedule s{int(plan.numbers[0]), 0, 0, 0, 0, 0};
   int64_t steps = 0;
   for (int i = 0; i < p.pairs; ++i) steps += Steps(p, p.n[i]);
   s.whole = s.items / chip.multiprocessors * chip.multiprocessors;
-  const int rest = s.items - s.whole, sms = chip.multiprocessors;
-  // In microseconds: 54 kB arrive at a multiprocessor in each; the partial sums are written and read at 3 TB/s by a
-  // second kernel, which takes 8 to begin with.
+  s.own = int(steps);
+  const int64_t rest = s.items - s.whole;
+  // In microseconds: 54 kB arrive at a multiprocessor in each, be it tiles or a helper's sums; a few for the wait.
   const double tiles = p.bsize == 128 ? 3 : p.bsize == 64 ? 10 : 30;
-  const double round = steps * tiles * WeightGradTokens(p.bsize, p.axis) * p.bsize * 2 / 54e3;
+  const double step = tiles * WeightGradTokens(p.bsize, p.axis) * p.bsize * 2 / 54e3;
   const int64_t item_bytes = int64_t(WeightGradPlan::Slots(p.bsize)) * (p.bsize == 32 ? 2 : 1) * p.bsize * p.bsize * 4;
-  double best = round;
-  for (int split = 2; rest > 0 && split <= 8 && steps >= 8 * split; ++split) {
-    const double us =
-        double((rest * split + sms - 1) / sms) / split * round + 8 + 2.0 * rest * split * item_bytes / 3e6;
-    if (us < best) best = us, s.split = split;
+  double best = steps * step;
+  for (int64_t helpers = 1; rest > 0 && helpers <= chip.multiprocessors - rest; ++helpers) {
+    const int64_t own = (rest * steps + rest + helpers - 1) / (rest + helpers), parts = (helpers + rest - 1) / rest + 1;
+    const double us = own * step + 4 + double(parts * item_bytes) / 54e3;
+    if (own < steps && us < best) best = us, s.helpers = int(helpers), s.own = int(own);
   }
-  if (s.split == 1) s.whole = s.items;
-  s.partial_bytes = (s.items - s.whole) * s.split * item_bytes;
+  if (s.helpers > 0) {
+    s.flag_bytes = ((s.helpers + rest) * 4 + 255) / 256 * 256;
+    s.partial_bytes = (s.helpers + rest) * item_bytes;
+  }
   return s;
+}
+
+int64_t WeightGradBytes(const MatmulProblem& p, const MatmulPlan& plan, const Chip& chip) {
+  const WeightGradSchedule s = ScheduleWeightGrad(p, plan, chip);
+  return s.flag_bytes + s.partial_bytes;
 }
 
 Status RunWeightGrad(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* words, void* workspace,
@@ -173,8 +230,9 @@ Status RunWeightGrad(const MatmulProblem& p, const MatmulPlan& plan, const int32
     if (N == 0) continue;
     w.steps[w.pairs] = w.total_steps;
     if (p.axis == 1) {
-      BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&w.x[w.pairs], p.dtype, p.a[i], N, p.C(), tokens, width));
-      BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&w.dy[w.pairs], p.dtype, p.b[i], N, p.K(), tokens, width));
+      const int chunks = p.bsize == 128 ? 2 : 0;
+      BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&w.x[w.pairs], p.dtype, p.a[i], N, p.C(), tokens, width, chunks));
+      BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&w.dy[w.pairs], p.dtype, p.b[i], N, p.K(), tokens, width, chunks));
     } else {
       BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&w.x[w.pairs], p.dtype, p.a[i], p.C(), N, p.bsize, tokens));
       BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&w.dy[w.pairs], p.dtype, p.b[i], p.K(), N, p.bsize, tokens));
@@ -186,20 +244,22 @@ Status RunWeightGrad(const MatmulProblem& p, const MatmulPlan& plan, const int32
   w.item = words;
   w.items = s.items;
   w.whole = s.whole;
-  w.split = s.split;
-  w.partial = static_cast<float*>(workspace);
+  w.helpers = s.helpers;
+  w.own = s.own;
+  w.done = static_cast<uint32_t*>(workspace);
+  w.partial = reinterpret_cast<float*>(static_cast<char*>(workspace) + s.flag_bytes);
+  if (s.helpers > 0)
+    BLOCKSPARSE_RETURN_IF_ERROR(FromCuda(cudaMemsetAsync(w.done, 0, s.flag_bytes, stream), "cudaMemsetAsync"));
   w.gate = p.gate;
   w.addend = p.addend;
   w.out = p.out;
   w.out_dtype = p.out_dtype;
-  const int units = s.whole + (s.items - s.whole) * s.split, grid = std::min(units, chip.multiprocessors);
+  const int grid = s.whole > 0 ? chip.multiprocessors : s.items + s.helpers;
   const bool half = p.dtype == DType::kFloat16, axis0 = p.axis == 0;
   auto launch = p.bsize == 128  ? (half ? LaunchWeightGrad<128, true> : LaunchWeightGrad<128, false>)
                 : p.bsize == 64 ? (half ? LaunchWeightGrad<64, true> : LaunchWeightGrad<64, false>)
                                 : (half ? LaunchWeightGrad<32, true> : LaunchWeightGrad<32, false>);
-  BLOCKSPARSE_RETURN_IF_ERROR(FromCuda(launch(axis0, w, grid, stream), "weight gradient"));
-  if (s.whole < s.items) return FromCuda(FinishWeightGrad(p.bsize, w, stream), "weight gradient, sum of parts");
-  return {};
+  return FromCuda(launch(axis0, w, grid, stream), "weight gradient");
 }
 
 }  // namespace
@@ -215,9 +275,10 @@ bool Supports(const MatmulProblem& p, const Chip& chip) {
     total += p.n[i];
   }
   if (!Aligned(p.out) || total >= INT32_MAX - 4096 || int64_t(p.blocks) * p.bsize >= INT32_MAX) return false;
-  if (p.dtype != DType::kFloat32 && p.bsize <= 16 && !CanMerge(p)) return false;
-  if (weight_grad) return p.pairs <= WeightGradParams::kMaxPairs && Aligned(p.addend);
-  return p.gate == nullptr;
+  if (weight_grad) return p.pairs <= WeightGradParams::kMaxPairs && Aligned(p.addend) && (p.bsize >= 32 || CanMerge(p));
+  if (p.dtype == DType::kFloat32) return p.gate == nullptr;
+  if (p.bsize <= 16) return p.gate == nullptr && (p.n[0] <= kFillRows || CanMerge(p));
+  return p.gate == nullptr || p.n[0] > 128;
 }
 
 bool Checked(const MatmulProblem& p, const MatmulChoice& choice, const Chip& chip) {
@@ -228,17 +289,21 @@ bool Checked(const MatmulProblem& p, const MatmulChoice& choice, const Chip& chi
     case kFloatGradTf32:
     case kFloatGradExact: return plain && FloatGradPays(p, chip);
   }
-  if (p.dtype != DType::kBFloat16) return false;
   if (choice.family == kMerged) {
     // Blocks of 8 and 16 need batches that fill the chip.
     const int64_t outputs = p.product == Product::kInputGrad ? p.C() : p.K();
     int64_t total = 0;
     for (int i = 0; i < p.pairs; ++i) total += p.n[i];
-    return plain &&
+    return p.dtype == DType::kBFloat16 && plain &&
            total * (outputs / (16 * RoundsPlan::kColumns) + 1) >= int64_t(RoundsPlan::kRows) * chip.multiprocessors / 2;
   }
-  if (choice.family == kWeightGrad) return plain;
-  return choice.family == kUnion && choice.tile == UnionPlan::kRows;
+  if (choice.family == kFill) {
+    // In microseconds: a stage of 64 by 256 features takes as long whatever it holds; the portable kernels go by blocks.
+    const double stages = double((p.C() + 255) / 256) * double((p.K() + 63) / 64) / chip.multiprocessors;
+    const double flops = 2.0 * double(p.n[0]) * p.blocks * p.bsize * p.bsize;
+    return 14 + stages < 5 + flops / (p.bsize == 16 ? 39e6 : 13.5e6);
+  }
+  return true;
 }
 
 MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& table, const Chip& chip) {
@@ -251,6 +316,10 @@ MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& table, const Chip
     choice.family = p.tf32 ? kFloatTf32 : kFloatExact;
     choice.tile = FloatRows(!p.tf32, p.bsize);
     choice.name = p.tf32 ? "sm90 union tiles, tf32" : "sm90 union tiles, three bfloat16 to a float32";
+  } else if (p.bsize <= 16 && p.product != Product::kWeightGrad && p.n[0] <= kFillRows) {
+    choice.family = kFill;
+    choice.tile = kFillRows;
+    choice.name = "sm90 small batch, zero-filled tiles";
   } else if (p.bsize <= 16) {
     choice.family = kMerged;  // or rounds: the plan decides
     choice.name =
@@ -258,6 +327,10 @@ MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& table, const Chip
   } else if (p.product == Product::kWeightGrad) {
     choice.family = kWeightGrad;
     choice.name = "sm90 sets of blocks";
+  } else if (p.gate != nullptr) {
+    choice.family = kGatedUnion;
+    choice.tile = UnionPlan::kRows;
+    choice.name = "sm90 union tiles with gates";
   } else {
     // Both ways of running the union plan are bound by what arrives at a multiprocessor, about 54 kB a microsecond.
     constexpr double kRate = 54e3;
@@ -271,28 +344,26 @@ MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& table, const Chip
     // Tiles of 256 rows: whole rounds of them, a few microseconds to fill and empty the pipeline.
     const int64_t large_tiles = groups * ((N + 255) / 256);
     const double large = 8 + double((large_tiles + sms - 1) / sms) * (256 * reads + weights) / kRate;
-    // Tiles of 64 rows: split until every multiprocessor has work, in clusters of more than two only where each thread
-    // block has a multiprocessor of its own (four to a cluster and two to a multiprocessor ran slower than half as many);
-    // weights also cross from memory once, at 4 TB/s; the cluster's sum takes some microseconds.
-    const int64_t small_tiles = groups * ((N + 63) / 64);
-    int split = 1;
-    // The forward product of blocks of 128 stays whole: its weights come in two chunks, whose stride shares a word with the
-    // address, and split it has not been checked on a device yet.
-    const int most = p.bsize == 128 && !transposed ? 1 : 8;
-    while (split < most && small_tiles * split * 2 <= (split == 1 ? 2 : 1) * sms) split *= 2;
-    const double busy = std::min<double>(sms, double(small_tiles) * split);
-    const double small = 6 + std::max(small_tiles * (64 * reads + weights) / kRate / busy, groups * weights / 4e6);
+    // Tiles of 64 or 128 rows, work shared evenly: bound by what arrives, by weights from memory at 4 TB/s, once for each
+    // tile of rows, or by the branch around each block; some microseconds for the sums of parts. Two pipelines read the
+    // weights each for itself where they have rows of their own.
+    const int rows = N <= 64 ? 64 : 128;
+    const int64_t row_tiles = (N + rows - 1) / rows;
+    const double box = p.axis == 1 ? std::min<int64_t>(64, (N + 7) / 8 * 8) : 64;
+    const double all = double(row_tiles) * groups, pipelines = rows / 64;
+    const double arrive = all * pipelines * (box * reads + weights) / kRate / sms, memory = all * weights / 4e6;
+    const double branches = double(row_tiles) * p.blocks * pipelines * std::max(1, p.bsize / 64) * 0.13 / (2 * sms);
+    const double small = 9 + std::max({arrive, memory, branches});
     choice.family = kUnion;
     if (small < large) {
-      choice.tile = 64;
-      choice.split = split;
+      choice.tile = rows;
       choice.name = "sm90 small batch";
     } else {
       choice.tile = UnionPlan::kRows;
       choice.name = "sm90 union tiles";
     }
-    std::snprintf(why, sizeof(why), "; expected %.0f us in tiles of 256, %.0f us in tiles of 64 split in %d", large,
-                  small, split);
+    std::snprintf(why, sizeof(why), "; expected %.0f us in tiles of 256, %.0f us in tiles of %d shared evenly", large,
+                  small, rows);
   }
   static const bool print = std::getenv("BLOCKSPARSE_PRINT_CHOICE") != nullptr;
   if (print)
@@ -308,8 +379,11 @@ Status Plan(const MatmulProblem& p, const LayoutTable& table, const MatmulChoice
   if (choice.family == kFloatGradTf32 || choice.family == kFloatGradExact)
     return PlanFloatGrad(p, choice.family == kFloatGradExact, table, plan);
   if (choice.family == kWeightGrad) return PlanWeightGrad(table, p.axis, p.bsize, plan);
+  if (choice.family == kFill) return PlanFill(table, p.product, p.bsize, plan);
   if (choice.family == kRounds) return PlanRounds(table, p.product, plan);
-  return PlanUnion(table, p.product, p.axis, p.bsize, plan);
+  const bool gated = choice.family == kGatedUnion;
+  const int columns = gated ? UnionPlan::GatedColumns(p.bsize) : UnionPlan::Columns(p.bsize);
+  return PlanUnion(table, p.product, p.axis, p.bsize, columns, plan);
 }
 
 int64_t WorkspaceBytes(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const Chip& chip) {
@@ -318,7 +392,10 @@ int64_t WorkspaceBytes(const MatmulProblem& p, const MatmulChoice& choice, const
   if (choice.family == kFloatGradTf32 || choice.family == kFloatGradExact)
     return FloatGradWorkspaceBytes(p, choice.family == kFloatGradExact, plan, chip);
   if (choice.family == kMerged) return MergedWorkspaceBytes(p, plan, chip);
-  return choice.family == kWeightGrad ? ScheduleWeightGrad(p, plan, chip).partial_bytes : int64_t(sizeof(uint32_t));
+  if (choice.family == kWeightGrad) return WeightGradBytes(p, plan, chip);
+  if (choice.family != kRounds && choice.tile < UnionPlan::kRows)
+    return SmallBytes(p, SmallSizes(p, choice, plan, chip));
+  return sizeof(uint32_t);
 }
 
 Status Run(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const int32_t* words,
@@ -339,8 +416,8 @@ Status Run(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan&
     return RunFloat(p, choice.family == kFloatExact, plan, words, workspace, chip, stream);
   if (choice.family == kMerged) return RunMerged(p, plan, words, workspace, chip, stream);
   if (choice.family == kRounds) return RunRounds(p, plan, words, workspace, chip, stream);
-  return choice.tile == 64 ? RunSmall(p, choice, plan, words, stream)
-                           : RunUnion(p, plan, words, workspace, chip, stream);
+  if (choice.tile < UnionPlan::kRows) return RunSmall(p, choice, plan, words, workspace, chip, stream);
+  return RunUnion(p, plan, words, workspace, chip, stream);
 }
 
 }  // namespace blocksparse::cuda::sm90

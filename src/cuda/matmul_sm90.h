@@ -15,6 +15,8 @@ enum Family : int {
   kFloatExact,
   kFloatGradTf32,
   kFloatGradExact,
+  kFill,
+  kGatedUnion,
   kFamilies
 };
 constexpr bool IsFamily(int family) { return family >= kUnion && family < kFamilies; }

@@ -46,7 +46,7 @@ bool FloatPays(const MatmulProblem& p, const Chip& chip) {
 }
 
 Status PlanFloat(const MatmulProblem& p, const LayoutTable& table, MatmulPlan* plan) {
-  BLOCKSPARSE_RETURN_IF_ERROR(PlanUnion(table, p.product, 0, p.bsize, plan));
+  BLOCKSPARSE_RETURN_IF_ERROR(PlanUnion(table, p.product, 0, p.bsize, UnionPlan::Columns(p.bsize), plan));
   const bool forward = p.product == Product::kForward;
   const int32_t *ptr = forward ? table.column_ptr : table.row_ptr, *c = forward ? table.column_c : table.row_k,
                 *w = forward ? table.column_w : table.row_w;
@@ -105,7 +105,7 @@ Status RunFloat(const MatmulProblem& p, bool exact, const MatmulPlan& plan, cons
                 : p.bsize == 32 ? (exact ? LaunchFloat<32, true> : LaunchFloat<32, false>)
                                 : LaunchFloat<16, false>;
   BLOCKSPARSE_CUDA_CHECK(launch(f, grid, stream));
-  return exact ? MendProduct(p, words + plan.numbers[3], flags + 1, stream) : Status();
+  return exact ? MendProduct(p, words + plan.numbers.back(), flags + 1, stream) : Status();
 }
 
 }  // namespace blocksparse::cuda::sm90

@@ -229,7 +229,8 @@ struct FloatKernel {
             }
           } else {
             const uint32_t column = q * 2 + (lane >> 1 & 1);
-            StoreSharedFloat2(at + row * 128 + ((column ^ (row & 7)) << 4) + (lane & 1) * 8, s[0], s[1]);
+            StoreShared2(at + row * 128 + ((column ^ (row & 7)) << 4) + (lane & 1) * 8, __float_as_uint(s[0]),
+                         __float_as_uint(s[1]));
           }
           if constexpr (kExact) odd |= OddFloat(s[0]) || OddFloat(s[1]);
         }

@@ -1,10 +1,13 @@
 // Forward product and input gradient for small batches, blocks of 32, 64 and 128.
 //
-// What binds is reading the weights once, so every multiprocessor must read all the time: tiles are 64 batch entries by
-// a group of the union plan (up to 192 output features), and the stages of a tile are split over the thread blocks of a
-// cluster. Two thread blocks share a multiprocessor, each one warpgroup of products and one warp that loads. At the end
-// every thread block of the cluster leaves its sums in shared memory and adds up one share of the columns over all of
-// them, in order.
+// What binds is reading the weights once, so every multiprocessor must read all the time, and equally much: the stages
+// of the union plan's groups are one long list, of which every thread block takes an equal stretch, whatever groups it
+// touches. The thread block with the first stage of a group owns it: the others leave their sums of it in global memory,
+// and the owner adds them to its own in order. Thread blocks count backwards, so that whoever waits does so for one that
+// started earlier. A flag is up when it holds the launch's ticket, so that nobody has to take flags down first.
+//
+// A thread block is two pipelines, each of one warp that loads and one warpgroup that multiplies. In batches of up to 64
+// they take stages in turn and add their sums in shared memory; in larger ones each has 64 of the tile's 128 entries.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +26,24 @@ struct SmallKernel {
   static constexpr int kUnitBytes = 64 * kUnit * 2, kWeightBytes = kUnit * kB * 2;
   static constexpr int kSlots = 16;
   static constexpr int kSlotBytes = 32;  // full and empty barrier, header
-  static constexpr int kRing = 108 * 1024;
-  static constexpr int kSharedBytes = kRing + 1024 + kSlots * kSlotBytes;
-  static constexpr int kPitch = kFeatures + 8;  // floats from one batch entry's sums to the next
-  static_assert(2 * (kSharedBytes + 1024) <= 233472 && 64 * kPitch * 4 <= kRing, "two thread blocks a multiprocessor");
+  static constexpr int kHeaders = 2 * kSlots * kSlotBytes, kMerge = 64 * kFeatures * 4;
+  static constexpr int kRing = (232448 - 1024 - kHeaders - kMerge) / 2048 * 1024;
+  static constexpr int kSharedBytes = 1024 + 2 * kRing + kMerge + kHeaders;
+  static constexpr int kThreads = 384;
 
   static constexpr uint32_t kXHigh = DescriptorHigh(kAxis0 ? 128 : kUnit * 2), kWHigh = DescriptorHigh(kUnit * 2);
   static constexpr int kXStep = kAxis0 ? 16 * 128 : 32, kWStep = kTransposed ? 32 : 16 * kUnit * 2;
+
+  static __device__ __forceinline__ int Block(const SmallParams& p) { return p.blocks - 1 - blockIdx.x; }
+
+  // This pipeline's stages: first, first + stride, ... below end, of the list of all row tiles.
+  struct Stretch {
+    int first, end, stride;
+    __device__ __forceinline__ Stretch(const SmallParams& p, int half)
+        : first(SmallFirst(p, Block(p)) + (p.rows == 64 ? half : 0)),
+          end(SmallFirst(p, Block(p) + 1)),
+          stride(p.rows == 64 ? 2 : 1) {}
+  };
 
   static __device__ __forceinline__ void Unit(float (&sum)[kColumns][kB / 2], uint32_t mask, uint32_t x, uint32_t xhigh,
                                               uint32_t& w) {
@@ -45,9 +59,8 @@ struct SmallKernel {
     }
   }
 
-  // As the union tiles' producer (matmul_sm90_union.cuh), for one part of one tile.
-  static __device__ __forceinline__ void Produce(const SmallParams& p, uint32_t ring, uint32_t bars, int row, int first,
-                                                 int stages) {
+  // As the union tiles' producer (matmul_sm90_union.cuh).
+  static __device__ __forceinline__ void Produce(const SmallParams& p, uint32_t ring, uint32_t bars, int half) {
     const int lane = threadIdx.x & 31;
     uint32_t issued = 0, released = 0, position = 0, head = 0, tail = 0, begin = 0;
     auto release = [&] {
@@ -67,17 +80,22 @@ struct SmallKernel {
       return at;
     };
     constexpr int kAhead = 4;
-    const int32_t* record = p.stage + int64_t(first) * UnionPlan::kStageWords + (lane & 15);
+    const Stretch mine(p, half);
+    const int step = mine.stride;
+    const int32_t* record = p.stage + (lane & 15);
     int fetched[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
-      if (i < stages) fetched[i] = record[i * UnionPlan::kStageWords];
-    for (int base = 0; base < stages; base += kAhead)
+      if (mine.first + i * step < mine.end)
+        fetched[i] = record[(mine.first + i * step) % p.stages * UnionPlan::kStageWords];
+    for (int base = mine.first; base < mine.end; base += kAhead * step)
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if (base + i >= stages) break;
+        const int t = base + i * step, later = t + kAhead * step;
+        if (t >= mine.end) break;
         const int word = fetched[i];
-        if (base + i + kAhead < stages) fetched[i] = record[(base + i + kAhead) * UnionPlan::kStageWords];
+        if (later < mine.end) fetched[i] = record[later % p.stages * UnionPlan::kStageWords];
+        const int row = t / p.stages * p.rows + (p.rows == 128 ? half * 64 : 0);
         const uint32_t flags = __shfl_sync(~0u, word, 0);
         const int weights = flags >> 16 & 31, boxes = flags >> 24 & 3, units = kUnits == 1 || boxes == 0 ? 1 : 2;
         if (lane == issued % kSlots) begin = head;
@@ -86,9 +104,10 @@ struct SmallKernel {
         const uint32_t x = reserve(units * kUnitBytes), w = reserve(weights * kWeightBytes);
         const uint32_t full = bars + issued % kSlots * kSlotBytes;
         if (lane == 0) {
+          const int unit_bytes = kAxis0 ? kUnitBytes : p.box_rows * kUnit * 2;
           StoreShared4(full + 16,
                        make_uint4(flags & 0x0fffffffu, DescriptorLow(x, 0), DescriptorLow(w, kUnit * 128), 0));
-          BarrierArriveExpect(full, units * kUnitBytes + weights * kWeightBytes);
+          BarrierArriveExpect(full, units * unit_bytes + weights * kWeightBytes);
         }
         __syncwarp();
         if constexpr (kAxis0) {
@@ -105,110 +124,191 @@ struct SmallKernel {
           } else if constexpr (kTransposed) {
             TmaLoad(to, &p.w, (word & 1) * 64, (word >> 1) * 128, full);
           } else {
-            TmaLoad(to, &p.w, 0, word * 64, full);
-            TmaLoad(to + 8192, &p.w, 64, word * 64, full);
+            TmaLoad3(to, &p.w, 0, word * 64, 0, full);
           }
         }
         ++issued;
       }
-    while (released != issued) release();  // the ring is free again: the sums go there
   }
 
-  static __device__ __forceinline__ void Consume(uint32_t ring, uint32_t bars, int stages) {
+  static __device__ __forceinline__ void Consume(const SmallParams& p, uint32_t bars, uint32_t merge, int half) {
     const int lane = threadIdx.x & 31;
-    float sum[kColumns][kB / 2];
+    const Stretch mine(p, half);
+    int t = SmallFirst(p, Block(p)), stage = mine.first;
+    int tile_row = t / p.stages, group = p.stage[(t - tile_row * p.stages) * UnionPlan::kStageWords + 15];
+    uint32_t slot = 0, parity = 0;
+#pragma unroll 1
+    while (t < mine.end) {
+      const int32_t* info = p.group + group * UnionPlan::kGroupWords;
+      const int group_end = tile_row * p.stages + info[0] + info[1], stop = min(mine.end, group_end);
+      float sum[kColumns][kB / 2];
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j)
+      for (int j = 0; j < kColumns; ++j)
 #pragma unroll
-      for (int e = 0; e < kB / 2; ++e) sum[j][e] = 0.f;
-    for (int s = 0; s < stages; ++s) {
-      const uint32_t slot = bars + s % kSlots * kSlotBytes;
-      BarrierWait(slot, s / kSlots & 1);
-      const uint4 header = LoadShared4(slot + 16);
-      const uint32_t flags = __shfl_sync(~0u, header.x, 0), x = __shfl_sync(~0u, header.y, 0);
-      uint32_t w = __shfl_sync(~0u, header.z, 0);
-      WgmmaFence();
-      if constexpr (kUnits == 1) {
-        Unit(sum, flags, x, kXHigh, w);
-      } else {
-        const bool wide = !kAxis0 && (flags >> 24 & 3) == 1;
-        const uint32_t high = wide ? DescriptorHigh(128) : kXHigh;
-        Unit(sum, flags & 0xff, x, high, w);
-        Unit(sum, flags >> 8 & 0xff, x + (wide ? 64 >> 4 : kUnitBytes >> 4), high, w);
-      }
-      WgmmaCommit();
-      WgmmaWait<0>();
-      if (lane == 0) BarrierArrive(slot + 8);
-    }
-    NamedBarrier(1, 160);  // with the producer, which has seen every stage return
-    const int row = threadIdx.x / 32 * 16 + lane / 4, column = lane % 4 * 2;
-#pragma unroll
-    for (int f = 0; f < kFeatures / 8; ++f) {
-      const float* s = &sum[f * 8 / kB][f * 8 % kB / 2];
-      StoreSharedFloat2(ring + (row * kPitch + f * 8 + column) * 4, s[0], s[1]);
-      StoreSharedFloat2(ring + ((row + 8) * kPitch + f * 8 + column) * 4, s[2], s[3]);
-    }
-  }
-
-  // This thread block's share of the features, summed over the cluster, eight elements of y at a time.
-  static __device__ __forceinline__ void Finish(const SmallParams& p, const int32_t* info, uint32_t ring, int row,
-                                                int part) {
-    constexpr int kOctets = kFeatures / 8;
-    const int first = kOctets * part / p.split, octets = kOctets * (part + 1) / p.split - first;
-    const int pieces =
-        octets * 64;  // of 1 x 8 elements: axis 1, one entry and 8 features; axis 0, 8 entries, one feature
-    for (int t = threadIdx.x; t < pieces; t += 160) {
-      const int f = kAxis0 ? first * 8 + t / 8 : (first + t % octets) * 8, n = kAxis0 ? t % 8 * 8 : t / octets;
-      const int start = info[2 + f / 64], feature = start + f % 64;
-      if (start < 0 || feature >= p.features || row + n >= p.batch) continue;
-      float sum[8] = {};
-      for (int q = 0; q < p.split; ++q) {
-        const uint32_t from = ClusterAddress(ring + (n * kPitch + f) * 4, q);
-        if constexpr (kAxis0) {
-#pragma unroll
-          for (int e = 0; e < 8; ++e) sum[e] += LoadCluster(from + e * kPitch * 4);
+        for (int e = 0; e < kB / 2; ++e) sum[j][e] = 0.f;
+#pragma unroll 1
+      for (; stage < stop; stage += mine.stride) {
+        const uint32_t at = bars + slot * kSlotBytes;
+        BarrierWait(at, parity);
+        const uint4 header = LoadShared4(at + 16);
+        const uint32_t flags = __shfl_sync(~0u, header.x, 0), x = __shfl_sync(~0u, header.y, 0);
+        uint32_t w = __shfl_sync(~0u, header.z, 0);
+        WgmmaFence();
+        if constexpr (kUnits == 1) {
+          Unit(sum, flags, x, kXHigh, w);
         } else {
-          const float4 a = LoadCluster4(from), b = LoadCluster4(from + 16);
-          sum[0] += a.x, sum[1] += a.y, sum[2] += a.z, sum[3] += a.w;
-          sum[4] += b.x, sum[5] += b.y, sum[6] += b.z, sum[7] += b.w;
+          const bool wide = !kAxis0 && (flags >> 24 & 3) == 1;
+          const uint32_t high = wide ? DescriptorHigh(128) : kXHigh;
+          Unit(sum, flags & 0xff, x, high, w);
+          Unit(sum, flags >> 8 & 0xff, x + (wide ? 64 >> 4 : kUnitBytes >> 4), high, w);
+        }
+        WgmmaCommit();
+        WgmmaWait<0>();
+        if (lane == 0) BarrierArrive(at + 8);
+        if (++slot == kSlots) {
+          slot = 0;
+          parity ^= 1;
         }
       }
-      const int64_t at = kAxis0 ? int64_t(feature) * p.batch + row + n : int64_t(row + n) * p.features + feature;
-      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.y) + at) =
-          make_uint4(Pack16<kHalf>(sum[0], sum[1]), Pack16<kHalf>(sum[2], sum[3]), Pack16<kHalf>(sum[4], sum[5]),
-                     Pack16<kHalf>(sum[6], sum[7]));
+      // Without this the compiler moves sums to other registers inside the loop and waits for each product.
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+        for (int e = 0; e < kB / 2; ++e) asm volatile("" : "+f"(sum[j][e])::"memory");
+      const int first = tile_row * p.stages + info[0];
+      if (p.rows == 64) {
+        const uint32_t at = merge + (threadIdx.x & 127) * 16;
+        if (half == 1) {
+#pragma unroll
+          for (int q = 0; q < kFeatures / 8; ++q) {
+            const float* s = &sum[q * 8 / kB][q * 8 % kB / 2];
+            StoreShared4(at + q * 2048, make_uint4(__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]),
+                                                   __float_as_uint(s[3])));
+          }
+          NamedBarrier(1, 256);
+        } else {
+          NamedBarrier(1, 256);
+#pragma unroll
+          for (int q = 0; q < kFeatures / 8; ++q) {
+            float* s = &sum[q * 8 / kB][q * 8 % kB / 2];
+            const uint4 v = LoadShared4(at + q * 2048);
+            s[0] += __uint_as_float(v.x), s[1] += __uint_as_float(v.y);
+            s[2] += __uint_as_float(v.z), s[3] += __uint_as_float(v.w);
+          }
+          Close(p, sum, tile_row, group, t, first, group_end);
+        }
+        NamedBarrier(1, 256);
+      } else {
+        Close(p, sum, tile_row, group, t, first, group_end);
+      }
+      t = stop;
+      if (t == (tile_row + 1) * p.stages)
+        ++tile_row, group = 0;
+      else
+        ++group;
+    }
+  }
+
+  // What becomes of a warpgroup's sums of stages [t, ...) of a tile whose stages are [first, end).
+  static __device__ __forceinline__ void Close(const SmallParams& p, float (&sum)[kColumns][kB / 2], int tile_row,
+                                               int group, int t, int first, int end) {
+    constexpr int kQuads = kFeatures / 8;
+    const int lane = threadIdx.x & 31, warp = p.rows == 64 ? threadIdx.x / 32 & 3 : threadIdx.x / 32;
+    const int tile = tile_row * p.groups + group;
+    auto place = [&](int block) { return (int64_t(block + tile) * (p.rows / 16) + warp) * kQuads * 32 + lane; };
+    if (t > first) {
+      float4* to = reinterpret_cast<float4*>(p.partial) + place(Block(p));
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        const float* s = &sum[q * 8 / kB][q * 8 % kB / 2];
+        __stcg(to + q * 32, make_float4(s[0], s[1], s[2], s[3]));
+      }
+      __threadfence();
+      __syncwarp();
+      if (lane == 0) StoreRelease(p.flags + (Block(p) + tile) * 8 + warp, p.ticket);
+      return;
+    }
+    for (int block = Block(p) + 1; block < p.blocks && SmallFirst(p, block) < end; ++block) {
+      uint64_t* flag = p.flags + (block + tile) * 8 + warp;
+      while (LoadAcquire(flag) != p.ticket) {
+      }
+      __syncwarp();
+      const float4* from = reinterpret_cast<const float4*>(p.partial) + place(block);
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        float* s = &sum[q * 8 / kB][q * 8 % kB / 2];
+        const float4 more = __ldcg(from + q * 32);
+        s[0] += more.x, s[1] += more.y, s[2] += more.z, s[3] += more.w;
+      }
+      if (lane == 0) *flag = 0;  // a graph may launch with the same ticket again
+    }
+    Write(p, sum, tile_row, group, warp);
+  }
+
+  static __device__ __forceinline__ void Write(const SmallParams& p, const float (&sum)[kColumns][kB / 2], int tile_row,
+                                               int group, int warp) {
+    const int lane = threadIdx.x & 31, n = tile_row * p.rows + warp * 16 + lane / 4;
+    const int32_t* info = p.group + group * UnionPlan::kGroupWords;
+    uint16_t* y = static_cast<uint16_t*>(p.y);
+#pragma unroll
+    for (int q = 0; q < kFeatures / 8; ++q) {
+      const float* s = &sum[q * 8 / kB][q * 8 % kB / 2];
+      const int start = info[2 + q / 8], feature = start + q % 8 * 8 + lane % 4 * 2;
+      if (start < 0 || feature >= p.features) continue;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (n + r * 8 >= p.batch) continue;
+        const uint32_t both = Pack16<kHalf>(s[r * 2], s[r * 2 + 1]);
+        if constexpr (kAxis0) {
+          uint16_t* to = y + int64_t(feature) * p.batch + n + r * 8;
+          to[0] = uint16_t(both);
+          to[p.batch] = uint16_t(both >> 16);
+        } else {
+          *reinterpret_cast<uint32_t*>(y + int64_t(n + r * 8) * p.features + feature) = both;
+        }
+      }
+    }
+  }
+
+  // Groups without a stage, which come last.
+  static __device__ __forceinline__ void WriteZeros(const SmallParams& p) {
+    const float zeros[kColumns][kB / 2] = {};
+    for (int group = p.groups - 1 - blockIdx.x; group >= 0; group -= gridDim.x) {
+      if (p.group[group * UnionPlan::kGroupWords + 1] != 0) break;
+      for (int row = 0; row < p.row_tiles; ++row)
+        for (int warp = threadIdx.x / 32; warp < p.rows / 16; warp += 8) Write(p, zeros, row, group, warp);
     }
   }
 };
 
 template <int kB, bool kHalf, bool kAxis0, bool kTransposed>
-__global__ void __launch_bounds__(160, 2) SmallMatmul(const __grid_constant__ SmallParams p) {
+__global__ void __launch_bounds__(384, 1) SmallMatmul(const __grid_constant__ SmallParams p) {
 #ifdef BLOCKSPARSE_SM90_CODE
   using Kernel = SmallKernel<kB, kHalf, kAxis0, kTransposed>;
   extern __shared__ char shared[];
-  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u, bars = ring + Kernel::kRing;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Kernel::kSlots; ++i) {
-      BarrierInit(bars + i * Kernel::kSlotBytes, 1);
-      BarrierInit(bars + i * Kernel::kSlotBytes + 8, 4);
-    }
+  const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u, merge = ring + 2 * Kernel::kRing,
+                 bars = merge + Kernel::kMerge;
+  if (threadIdx.x < 2 * Kernel::kSlots) {
+    BarrierInit(bars + threadIdx.x * Kernel::kSlotBytes, 1);
+    BarrierInit(bars + threadIdx.x * Kernel::kSlotBytes + 8, 4);
     BarrierInitFence();
   }
-  __syncthreads();
-  const int part = blockIdx.x % p.split, tile = blockIdx.x / p.split, row = tile / p.groups * 64;
-  const int32_t* info = p.group + tile % p.groups * UnionPlan::kGroupWords;
-  const int begin = info[1] * part / p.split, stages = info[1] * (part + 1) / p.split - begin;
-  if (threadIdx.x >= 128) {
-    Kernel::Produce(p, ring, bars, row, info[0] + begin, stages);
-    NamedBarrier(1, 160);
-  } else {
-    Kernel::Consume(ring, bars, stages);
+  if (threadIdx.x == 256) {
+    PrefetchMap(&p.x);
+    PrefetchMap(&p.w);
   }
-  __syncwarp();
-  ClusterBarrier();
-  Kernel::Finish(p, info, ring, row, part);
-  __syncwarp();
-  ClusterBarrier();  // no thread block leaves while others read its sums
+  __syncthreads();
+  if (threadIdx.x >= 256) {
+    RegistersDown<40>();
+    const int half = threadIdx.x / 32 - 8;
+    if (half < 2)
+      Kernel::Produce(p, ring + half * Kernel::kRing, bars + half * Kernel::kSlots * Kernel::kSlotBytes, half);
+  } else {
+    RegistersUp<232>();
+    const int half = threadIdx.x / 128;
+    Kernel::Consume(p, bars + half * Kernel::kSlots * Kernel::kSlotBytes, merge, half);
+    Kernel::WriteZeros(p);
+  }
 #endif
 }
 
@@ -216,21 +316,11 @@ template <int kB, bool kHalf>
 cudaError_t LaunchSmall(bool axis0, bool transposed, const SmallParams& p, cudaStream_t stream) {
   auto kernel = axis0 ? (transposed ? SmallMatmul<kB, kHalf, true, true> : SmallMatmul<kB, kHalf, true, false>)
                       : (transposed ? SmallMatmul<kB, kHalf, false, true> : SmallMatmul<kB, kHalf, false, false>);
-  constexpr int kBytes = SmallKernel<kB, kHalf, false, false>::kSharedBytes;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  using Kernel = SmallKernel<kB, kHalf, false, false>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(p.groups * p.row_tiles * p.split);
-  config.blockDim = dim3(160);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = p.split;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  kernel<<<p.blocks, Kernel::kThreads, Kernel::kSharedBytes, stream>>>(p);
+  return cudaGetLastError();
 }
 
 }  // namespace blocksparse::cuda::sm90

@@ -10,6 +10,9 @@
 // The finished tile goes out through the same ring: the producer hands the consumers empty slots as if they were stages,
 // they fill them, and another warp starts the stores and returns the slots once the copy engine has read them. So the
 // next tile's loads and products run while the last one is being stored.
+//
+// With gates a block's product is made apart, scaled in float32 and added to the sums, for which tiles are narrower; a
+// gate of 1 saves that, and blocks whose gate is 0 are left out by the producer.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +24,22 @@
 
 namespace blocksparse::cuda::sm90 {
 
-template <int kB, bool kHalf, bool kAxis0, bool kTransposed>
+template <int kB, bool kHalf, bool kAxis0, bool kTransposed, bool kGated>
 struct UnionKernel {
   static constexpr int kUnit = kB < 64 ? kB : 64;  // input features per unit
   static constexpr int kUnits = kB == 32 ? 2 : 1;  // units per stage
-  static constexpr int kColumns = UnionPlan::Columns(kB);
-  static constexpr int kChunks = kColumns * kB / 64;  // 64-feature pieces of the output tile
+  static constexpr int kColumns = kGated ? UnionPlan::GatedColumns(kB) : UnionPlan::Columns(kB);
+  static constexpr int kChunks = kColumns * kB / 64;           // 64-feature pieces of the output tile
+  static constexpr int kWide = kGated && kB == 128 ? 64 : kB;  // columns of one product
+  using Sums = float[2][kColumns * kB / kWide][kWide / 2];     // of 64 rows each
   static constexpr int kRows = UnionPlan::kRows;
   static constexpr int kUnitBytes = kRows * kUnit * 2;
   static constexpr int kWeightBytes = kUnit * kB * 2;
   static constexpr int kChunkBytes = kRows * 64 * 2;
   static constexpr int kThreads = 384;
   static constexpr int kSlots = 16;
-  static constexpr int kSlotBytes = 64;  // full, empty and filled barrier, header
+  static constexpr int kSlotBytes = kGated ? 80 : 64;  // full, empty and filled barrier, header at 32, gates at 48
+  static_assert(!kGated || kUnits * kColumns * 4 <= kSlotBytes - 48);
   static constexpr int kHeaders = kSlots * kSlotBytes;
   static constexpr int kRing = (232448 - 1024 - kHeaders) / 1024 * 1024;
   static constexpr int kSharedBytes = kRing + 1024 + kHeaders;
@@ -51,8 +57,8 @@ struct UnionKernel {
 
   // One unit against the output blocks of its mask. The branch around each block costs about 200 clocks of this
   // warpgroup, which the other's products hide.
-  static __device__ __forceinline__ void Unit(float (&sum)[2][kColumns][kB / 2], uint32_t mask, uint32_t x,
-                                              uint32_t xhigh, uint32_t xhalf, uint32_t& w) {
+  static __device__ __forceinline__ void Unit(Sums& sum, uint32_t mask, uint32_t x, uint32_t xhigh, uint32_t xhalf,
+                                              uint32_t& w) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       if (kColumns == 1 || (mask >> j & 1)) {
@@ -64,6 +70,59 @@ struct UnionKernel {
                                                                  Descriptor(x + k * (kXStep >> 4) + i * xhalf, xhigh),
                                                                  Descriptor(w + k * (kWStep >> 4), kWHigh));
         w += kWeightBytes >> 4;
+      }
+    }
+  }
+
+  // The same with a gate for each block.
+  static __device__ __forceinline__ void GatedUnit(Sums& sum, uint32_t mask, uint32_t x, uint32_t xhigh, uint32_t xhalf,
+                                                   uint32_t& w, uint32_t& gates) {
+    constexpr int kParts = kB / kWide;
+    auto add = [&](float(&to)[kWide / 2], int i, int part, int k) {
+      Wgmma<kWide, kHalf>::template Add<kAxis0, !kTransposed>(
+          to, Descriptor(x + k * (kXStep >> 4) + i * xhalf, xhigh),
+          Descriptor(w + k * (kWStep >> 4) + part * (8192 >> 4), kWHigh));
+    };
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if (kColumns == 1 || (mask >> j & 1)) {
+        const float gate = __uint_as_float(__shfl_sync(~0u, LoadShared(gates), 0));
+        if (kB < 128 && gate == 1.f) {  // blocks of 128 would spill registers
+          WgmmaFence();
+#pragma unroll
+          for (int k = 0; k < kUnit / 16; ++k)
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+#pragma unroll
+              for (int i = 0; i < 2; ++i) add(sum[i][j * kParts + part], i, part, k);
+          WgmmaCommit();
+          WgmmaWait<0>();
+        } else {
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) {
+            float apart[2][kWide / 2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+              for (int e = 0; e < kWide / 2; ++e) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(apart[i][e]));
+            WgmmaFence();
+#pragma unroll
+            for (int k = 0; k < kUnit / 16; ++k)
+#pragma unroll
+              for (int i = 0; i < 2; ++i) add(apart[i], i, part, k);
+            WgmmaCommit();
+            WgmmaWait<0>();
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+              for (int e = 0; e < kWide / 2; ++e) {
+                float& s = sum[i][j * kParts + part][e];
+                s = fmaf(gate, apart[i][e], s);
+              }
+          }
+        }
+        w += kWeightBytes >> 4;
+        gates += 4;
       }
     }
   }
@@ -109,8 +168,10 @@ struct UnionKernel {
         row_tile = tile % p.row_tiles;
       } else {
         const uint32_t rest = tile - p.heavy * p.row_tiles, light = p.groups - p.heavy;
-        group = p.heavy + rest % light;
-        row_tile = rest / light;
+        const uint32_t stretch = rest / (light * p.together), at = rest - stretch * light * p.together;
+        const uint32_t rows = min(uint32_t(p.together), p.row_tiles - stretch * p.together);
+        group = p.heavy + at / rows;
+        row_tile = stretch * p.together + at % rows;
       }
       const int32_t* info = p.group + group * UnionPlan::kGroupWords;
       const int stages = info[1], row = row_tile * kRows;
@@ -122,21 +183,53 @@ struct UnionKernel {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
         if (2 * i < stages) fetched[i] = record[i * 32];
+      // Gates of the blocks in this lane's word of a record, read one pair of records ahead.
+      float gates[kAhead];
+      auto fetch_gates = [&](int i) {
+        const int at = lane & 15;
+        gates[i] = at >= 3 && at < 15 ? p.gate[kB == 128 ? fetched[i] >> 1 : fetched[i]] : 0.f;
+      };
+      if constexpr (kGated)
+        if (stages > 0) fetch_gates(0);
       for (int base = 0; base < stages; base += 2 * kAhead)
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
           if (base + 2 * i >= stages) break;
           const int both = fetched[i];
           if (base + 2 * (i + kAhead) < stages) fetched[i] = record[(base / 2 + i + kAhead) * 32];
+          if constexpr (kGated)
+            if (base + 2 * (i + 1) < stages) fetch_gates((i + 1) % kAhead);
 #pragma unroll
           for (int odd = 0; odd < 2; ++odd) {
             if (base + 2 * i + odd >= stages) break;
             const int word = odd ? __shfl_down_sync(~0u, both, 16) : both;  // of lane 0-15
-            const uint32_t flags = __shfl_sync(~0u, word, 0);
-            const int weights = flags >> 16 & 31, boxes = flags >> 24 & 3, units = kUnits == 1 || boxes == 0 ? 1 : 2;
+            uint32_t flags = __shfl_sync(~0u, word, 0);
+            int weights = flags >> 16 & 31, place = lane - 3;  // of this lane's block among the stage's
+            const int boxes = flags >> 24 & 3, units = kUnits == 1 || boxes == 0 ? 1 : 2;
+            bool mine = lane >= 3 && lane < 3 + weights;
+            float gate = 1.f;
+            if constexpr (kGated) {
+              gate = odd ? __shfl_down_sync(~0u, gates[i], 16) : gates[i];
+              mine = mine && gate != 0.f;
+              const uint32_t open_gates = __ballot_sync(~0u, mine) >> 3;
+              if (open_gates == 0) continue;
+              uint32_t left = flags & 0xffff, mask = 0;
+              for (int b = 0; b < weights; ++b) {
+                const uint32_t bit = left & (0u - left);
+                left ^= bit;
+                if (open_gates >> b & 1) mask |= bit;
+              }
+              flags = (flags & 0xffff0000u) | mask;
+              weights = __popc(open_gates);
+              if (mine) place = __popc(open_gates & ((1u << (lane - 3)) - 1));
+            }
             open();
             const uint32_t x = reserve(units * kUnitBytes), w = reserve(weights * kWeightBytes);
             const uint32_t full = bars + issued % kSlots * kSlotBytes;
+            if constexpr (kGated) {
+              if (mine) StoreShared(full + 48 + place * 4, __float_as_uint(gate));
+              __syncwarp();
+            }
             if (lane == 0) {
               StoreShared4(full + 32, make_uint4(flags & 0x0fffffffu, x >> 4, DescriptorLow(w, kUnit * 128), 0));
               BarrierArriveExpect(full, units * kUnitBytes + weights * kWeightBytes);
@@ -156,15 +249,14 @@ struct UnionKernel {
                 TmaLoad(x + (lane - 1) * kUnitBytes, &p.x, word, row, full);
               }
             }
-            if (lane >= 3 && lane < 3 + weights) {
-              const uint32_t to = w + (lane - 3) * kWeightBytes;
+            if (mine) {
+              const uint32_t to = w + place * kWeightBytes;
               if constexpr (kB < 128) {
                 TmaLoad(to, &p.w, 0, word * kB, full);
               } else if constexpr (kTransposed) {
                 TmaLoad(to, &p.w, (word & 1) * 64, (word >> 1) * 128, full);
               } else {
-                TmaLoad(to, &p.w, 0, word * 64, full);
-                TmaLoad(to + 8192, &p.w, 64, word * 64, full);
+                TmaLoad3(to, &p.w, 0, word * 64, 0, full);
               }
             }
             ++issued;
@@ -195,7 +287,7 @@ struct UnionKernel {
   }
 
   // One 64-feature piece of the tile's output into shared memory.
-  static __device__ __forceinline__ void Fill(const float (&sum)[2][kColumns][kB / 2], int chunk, uint32_t at) {
+  static __device__ __forceinline__ void Fill(const Sums& sum, int chunk, uint32_t at) {
     const uint32_t thread = ThreadAnew(), lane = thread & 31, warp = thread >> 5 & 3, group = thread >> 7;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -206,7 +298,7 @@ struct UnionKernel {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {  // features 16 q + 8 (e / 2), batch entries 8 (e % 2)
           const int feature = chunk * 64 + q * 16 + (e >> 1) * 8;
-          const float* s = &sum[i][feature / kB][feature % kB / 2 + (e & 1) * 2];
+          const float* s = &sum[i][feature / kWide][feature % kWide / 2 + (e & 1) * 2];
           r[e] = Pack16<kHalf>(s[0], s[1]);
         }
         uint32_t line, column;  // of 16 bytes in rows of 128
@@ -280,25 +372,32 @@ struct UnionKernel {
       uint4 header = receive();
       uint32_t flags = __shfl_sync(~0u, header.x, 0);
       if (flags == kEnd) break;
-      float sum[2][kColumns][kB / 2];
+      Sums sum;
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j)
+        for (int j = 0; j < kColumns * kB / kWide; ++j)
 #pragma unroll
-          for (int e = 0; e < kB / 2; ++e) sum[i][j][e] = 0.f;
+          for (int e = 0; e < kWide / 2; ++e) sum[i][j][e] = 0.f;
 
       while (flags < kStore) {
         uint32_t x = __shfl_sync(~0u, header.y, 0), w = __shfl_sync(~0u, header.z, 0);
+        [[maybe_unused]] uint32_t gates = bars + slot * kSlotBytes + 48;
+        auto unit = [&](uint32_t mask, uint32_t x, uint32_t high, uint32_t half) {
+          if constexpr (kGated)
+            GatedUnit(sum, mask, x, high, half, w, gates);
+          else
+            Unit(sum, mask, x, high, half, w);
+        };
         WgmmaFence();
         if constexpr (kUnits == 1) {
-          Unit(sum, flags, x + group * (kXHalf >> 3), kXHigh, kXHalf >> 4, w);
+          unit(flags, x + group * (kXHalf >> 3), kXHigh, kXHalf >> 4);
         } else {
           const bool wide = !kAxis0 && (flags >> 24 & 3) == 1;
           const uint32_t half = wide ? 64 * 128 >> 4 : kXHalf >> 4, high = wide ? DescriptorHigh(128) : kXHigh;
           x += group * 2 * half;
-          Unit(sum, flags & 0xff, x, high, half, w);
-          Unit(sum, flags >> 8 & 0xff, x + (wide ? 64 >> 4 : kUnitBytes >> 4), high, half, w);
+          unit(flags & 0xff, x, high, half);
+          unit(flags >> 8 & 0xff, x + (wide ? 64 >> 4 : kUnitBytes >> 4), high, half);
         }
         WgmmaCommit();
         // Waiting here costs nothing: the other warpgroup's products fill the gap.
@@ -323,10 +422,10 @@ struct UnionKernel {
   }
 };
 
-template <int kB, bool kHalf, bool kAxis0, bool kTransposed>
+template <int kB, bool kHalf, bool kAxis0, bool kTransposed, bool kGated>
 __global__ void __launch_bounds__(384, 1) UnionMatmul(const __grid_constant__ UnionParams p) {
 #ifdef BLOCKSPARSE_SM90_CODE
-  using Kernel = UnionKernel<kB, kHalf, kAxis0, kTransposed>;
+  using Kernel = UnionKernel<kB, kHalf, kAxis0, kTransposed, kGated>;
   extern __shared__ char shared[];
   const uint32_t ring = (SharedAddress(shared) + 1023) & ~1023u, bars = ring + Kernel::kRing;
   if (threadIdx.x == 0) {
@@ -351,21 +450,16 @@ __global__ void __launch_bounds__(384, 1) UnionMatmul(const __grid_constant__ Un
 #endif
 }
 
-template <int kB, bool kHalf>
+template <int kB, bool kHalf, bool kGated>
 cudaError_t LaunchUnion(bool axis0, bool transposed, const UnionParams& p, int grid, cudaStream_t stream) {
-  auto launch = [&](auto kernel, int bytes) {
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error != cudaSuccess) return error;
-    kernel<<<grid, UnionKernel<kB, kHalf, false, false>::kThreads, bytes, stream>>>(p);
-    return cudaGetLastError();
-  };
-  constexpr int kBytes = UnionKernel<kB, kHalf, false, false>::kSharedBytes;
-  if (axis0) {
-    return transposed ? launch(UnionMatmul<kB, kHalf, true, true>, kBytes)
-                      : launch(UnionMatmul<kB, kHalf, true, false>, kBytes);
-  }
-  return transposed ? launch(UnionMatmul<kB, kHalf, false, true>, kBytes)
-                    : launch(UnionMatmul<kB, kHalf, false, false>, kBytes);
+  auto kernel =
+      axis0 ? (transposed ? UnionMatmul<kB, kHalf, true, true, kGated> : UnionMatmul<kB, kHalf, true, false, kGated>)
+            : (transposed ? UnionMatmul<kB, kHalf, false, true, kGated> : UnionMatmul<kB, kHalf, false, false, kGated>);
+  using Kernel = UnionKernel<kB, kHalf, false, false, kGated>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  kernel<<<grid, Kernel::kThreads, Kernel::kSharedBytes, stream>>>(p);
+  return cudaGetLastError();
 }
 
 }  // namespace blocksparse::cuda::sm90

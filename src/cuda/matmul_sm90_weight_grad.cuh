@@ -44,17 +44,57 @@ struct WeightGradKernel {
   static constexpr uint32_t kHigh = DescriptorHigh(kAxis0 ? kTokens * 2 : kWidth * 2);
   static constexpr int kStep = kAxis0 ? 32 : 16 * kWidth * 2;  // bytes from one 16-deep slice to the next
 
-  struct Unit {
-    int item, part, first, steps;
-  };
-  static __device__ __forceinline__ Unit UnitOf(const WeightGradParams& p, int unit) {
-    if (unit < p.whole) return {unit, -1, 0, p.total_steps};
-    const int rest = unit - p.whole, part = rest % p.split;
-    const int first = int(int64_t(p.total_steps) * part / p.split);
-    return {p.whole + rest / p.split, rest, first, int(int64_t(p.total_steps) * (part + 1) / p.split) - first};
-  }
+  static constexpr int kSums = kGroupSlots * kHalves * kB / 2;  // of a thread
 
-  // Items: full barrier, empty barrier, slots, {steps, part}.
+  // What a thread block does, piece by piece.
+  struct Piece {
+    int item, first, steps;
+    int partial;      // where the sums go, or -1: to the output
+    int parts, part;  // how many helpers' sums are to be added, and the first one's place
+  };
+  struct Walk {
+    int unit = blockIdx.x;
+    int64_t at = 0, end = 0;  // a helper's stretch of the steps that owners leave
+    bool owner;
+
+    __device__ __forceinline__ Walk(const WeightGradParams& p) {
+      const int block = blockIdx.x, rest = p.items - p.whole;
+      owner = block >= p.helpers && block - p.helpers < rest;
+      if (block < p.helpers) {
+        const int64_t all = int64_t(rest) * (p.total_steps - p.own);
+        at = all * block / p.helpers;
+        end = all * (block + 1) / p.helpers;
+      }
+    }
+    __device__ __forceinline__ bool Next(const WeightGradParams& p, Piece* piece) {
+      if (unit < p.whole) {
+        *piece = {unit, 0, p.total_steps, -1, 0, 0};
+        unit += gridDim.x;
+        return true;
+      }
+      if (at < end) {
+        const int left = p.total_steps - p.own, i = int(at / left), first = int(at % left);
+        const int steps = int(min(int64_t(left - first), end - at));
+        *piece = {p.whole + i, p.own + first, steps, int(blockIdx.x) + i, 0, 0};
+        at += steps;
+        return true;
+      }
+      if (!owner) return false;
+      owner = false;
+      const int i = blockIdx.x - p.helpers;
+      *piece = {p.whole + i, 0, p.own, -1, 0, 0};
+      const int64_t left = p.total_steps - p.own, all = (p.items - p.whole) * left;
+      if (all > 0) {
+        int h = int(i * left * p.helpers / all);
+        while (all * (h + 1) / p.helpers <= i * left) ++h;
+        piece->part = h + i;
+        for (; h < p.helpers && all * h / p.helpers < (i + 1) * left; ++h) ++piece->parts;
+      }
+      return true;
+    }
+  };
+
+  // Items: full barrier, empty barrier, slots, {steps, partial, parts, part}.
   static __device__ __forceinline__ uint32_t ItemBarrier(uint32_t bars, uint32_t i) {
     return bars + kSlots * 32 + (i & 1) * (16 + kItemBytes);
   }
@@ -62,10 +102,10 @@ struct WeightGradKernel {
   static __device__ __forceinline__ void Produce(const WeightGradParams& p, uint32_t ring, uint32_t bars) {
     const int lane = threadIdx.x & 31;
     uint32_t issued = 0, released = 0, position = 0, head = 0, tail = 0, begin = 0;
-    const int units = p.whole + (p.items - p.whole) * p.split;
     uint32_t count = 0;
-    for (int unit = blockIdx.x; unit < units; unit += gridDim.x, ++count) {
-      const Unit u = UnitOf(p, unit);
+    Walk walk(p);
+    Piece u;
+    for (; walk.Next(p, &u); ++count) {
       const int32_t* words = p.item + int64_t(u.item) * WeightGradPlan::kItemWords;
       const int xs = words[0], tiles = xs + words[1];
       const int feature0 = lane < tiles ? words[WeightGradPlan::kTiles + lane] : 0;
@@ -80,7 +120,7 @@ struct WeightGradKernel {
                      make_uint4(DescriptorLow(x * kTileBytes, chunk), DescriptorLow(slot.y * kTileBytes, kTokens * 128),
                                 slot.z, slot.w));
       }
-      if (lane == 0) StoreShared4(item + 16 + 24 * 16, make_uint4(u.steps, u.part, 0, 0));
+      if (lane == 0) StoreShared4(item + 16 + 24 * 16, make_uint4(u.steps, u.partial, u.parts, u.part));
       __syncwarp();
       if (lane == 0) BarrierArrive(item);
 
@@ -119,9 +159,10 @@ struct WeightGradKernel {
             const uint32_t to = at + t * kTileBytes;
             if constexpr (kAxis0) {
               TmaLoad(to, map, n, feature, full);
+            } else if constexpr (kB == 128) {
+              TmaLoad3(to, map, 0, n, feature / 64, full);
             } else {
-#pragma unroll
-              for (int f = 0; f < kB; f += kWidth) TmaLoad(to + f * kTokens * 2, map, feature + f, n, full);
+              TmaLoad(to, map, feature, n, full);
             }
           }
         }
@@ -133,6 +174,34 @@ struct WeightGradKernel {
     if (lane == 0) {
       StoreShared4(item + 16 + 24 * 16, make_uint4(~0u, 0, 0, 0));
       BarrierArrive(item);
+    }
+  }
+
+  // Sums of a helper, as the threads hold them.
+  static __device__ __forceinline__ float4* PartialAt(const WeightGradParams& p, int partial) {
+    const uint32_t thread = ThreadAnew();
+    return reinterpret_cast<float4*>(p.partial) + (int64_t(partial) * 2 + (thread >> 7)) * (kSums / 4) * 128 +
+           (thread & 127);
+  }
+  static __device__ __forceinline__ void StorePartial(const WeightGradParams& p, const float* sum, int partial) {
+    float4* to = PartialAt(p, partial);
+#pragma unroll
+    for (int q = 0; q < kSums / 4; ++q)
+      __stcg(to + q * 128, make_float4(sum[q * 4], sum[q * 4 + 1], sum[q * 4 + 2], sum[q * 4 + 3]));
+    __threadfence();
+    __syncwarp();
+    if ((ThreadAnew() & 31) == 0) AddRelease(p.done + partial, 1);
+  }
+  static __device__ __forceinline__ void AddPartials(const WeightGradParams& p, float* sum, int part, int parts) {
+    for (; parts > 0; --parts, ++part) {
+      while (LoadAcquire(p.done + part) < 8) __nanosleep(64);
+      __syncwarp();
+      const float4* from = PartialAt(p, part);
+#pragma unroll
+      for (int q = 0; q < kSums / 4; ++q) {
+        const float4 more = __ldcg(from + q * 128);
+        sum[q * 4] += more.x, sum[q * 4 + 1] += more.y, sum[q * 4 + 2] += more.z, sum[q * 4 + 3] += more.w;
+      }
     }
   }
 
@@ -187,8 +256,15 @@ struct WeightGradKernel {
       WgmmaWait<0>();
       if (previous != 0 && lane == 0) BarrierArrive(previous);
 
-      const int part = __shfl_sync(~0u, info.y, 0);
-      const bool plain = part < 0 && p.addend == nullptr && p.out_dtype == (kHalf ? DType::kFloat16 : DType::kBFloat16);
+      const int partial = __shfl_sync(~0u, info.y, 0), parts = __shfl_sync(~0u, info.z, 0);
+      if (partial >= 0) {
+        StorePartial(p, &sum[0][0][0], partial);
+        __syncwarp();
+        if (lane == 0) BarrierArrive(item + 8);
+        continue;
+      }
+      if (parts > 0) AddPartials(p, &sum[0][0][0], __shfl_sync(~0u, info.w, 0), parts);
+      const bool plain = p.addend == nullptr && p.out_dtype == (kHalf ? DType::kFloat16 : DType::kBFloat16);
 #pragma unroll
       for (int s = 0; s < kGroupSlots; ++s) {
         const uint4 ids = LoadShared4(table + s * 16);
@@ -197,10 +273,7 @@ struct WeightGradKernel {
         if (id < 0) continue;
         const bool open = p.gate == nullptr || p.gate[id] != 0.f;
         const int row = (warp * 16 + (lane >> 2)) % kB, column = (lane & 3) * 2;
-        const int64_t offset = int64_t(row) * kB + column, at = int64_t(id) * kB * kB + offset;
-        const int blocks = 2 * kGroupSlots * (kB == 32 ? 2 : 1);
-        const int block = (group * kGroupSlots + s) * (kB == 32 ? 2 : 1) + (kB == 32 ? warp >> 1 : 0);
-        float* partial = p.partial + (int64_t(part) * blocks + block) * kB * kB + offset;
+        const int64_t at = int64_t(id) * kB * kB + row * kB + column;
         uint16_t* out = static_cast<uint16_t*>(p.out) + at;
         auto each = [&](auto&& store) {
 #pragma unroll
@@ -215,8 +288,6 @@ struct WeightGradKernel {
         };
         if (plain)
           each([&](int skip, float a, float b) { *reinterpret_cast<uint32_t*>(out + skip) = Pack16<kHalf>(a, b); });
-        else if (part >= 0)
-          each([&](int skip, float a, float b) { *reinterpret_cast<float2*>(partial + skip) = make_float2(a, b); });
         else
           each([&](int skip, float a, float b) { StoreWeightGrad(p, at + skip, a, b); });
       }

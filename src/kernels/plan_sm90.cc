@@ -65,10 +65,10 @@ std::vector<std::vector<int>> Cluster(const Columns& c, int width, int size) {
 
 }  // namespace
 
-Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize, MatmulPlan* plan) {
+Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize, int columns, MatmulPlan* plan) {
   const Columns c = ColumnsOf(table, product);
   const int width = std::max(1, 64 / bsize);  // columns to 64 output features, the store's unit
-  const int per_group = UnionPlan::Columns(bsize) / width;
+  const int per_group = columns / width;
   std::vector<std::vector<int>> groups = Cluster(c, width, per_group);
 
   struct Group {
@@ -161,11 +161,55 @@ Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize,
     int piece = 2;
     for (int u : built[g].units)
       for (int f = 0; f < width * bsize; f += 64) w[piece++] = u * width * bsize + f;
+    for (size_t i = UnionPlan::kStageWords - 1; i < built[g].stages.size(); i += UnionPlan::kStageWords)
+      built[g].stages[i] = int32_t(g);
     plan->words.insert(plan->words.end(), built[g].stages.begin(), built[g].stages.end());
   }
   // The kernel reads stages two at a time.
   plan->words.insert(plan->words.end(), UnionPlan::kStageWords, 0);
-  plan->numbers = {int64_t(built.size()), heavy, begin};
+  plan->numbers = {int64_t(built.size()), heavy, begin, total / UnionPlan::kStageWords};
+  return {};
+}
+
+Status PlanFill(const LayoutTable& table, Product product, int bsize, MatmulPlan* plan) {
+  const Columns c = ColumnsOf(table, product);
+  const int width = 64 / bsize, wide = FillPlan::kFeatures / bsize, ids = FillPlan::Ids(bsize);
+  const std::vector<std::vector<int>> groups = Cluster(c, width, FillPlan::kFeatures / 64);
+  const int slabs = (c.inputs + width - 1) / width;
+  const int64_t begin = (int64_t(groups.size()) * UnionPlan::kGroupWords + 31) / 32 * 32;
+  plan->words.assign(begin, 0);
+  std::vector<int32_t> tiles;     // of all stages
+  std::vector<int> stage(slabs);  // of this group, or -1
+  int stages = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    std::fill(stage.begin(), stage.end(), -1);
+    auto each = [&](auto&& use) {
+      for (size_t u = 0; u < groups[g].size(); ++u)
+        for (int j = 0; j < width; ++j) {
+          const int k = groups[g][u] * width + j;
+          if (k >= c.outputs) break;
+          for (int i = c.ptr[k]; i < c.ptr[k + 1]; ++i) use(c.input[i], int(u) * width + j, c.id[i]);
+        }
+    };
+    const int first = stages;
+    each([&](int input, int, int) { stage[input / width] = 0; });
+    for (int s = 0; s < slabs; ++s)
+      if (stage[s] == 0) {
+        stage[s] = stages++;
+        plan->words.insert(plan->words.end(), {s * 64, int32_t(g), 0, 0});
+      }
+    tiles.resize(int64_t(stages) * ids, -1);
+    each([&](int input, int column, int id) {
+      tiles[int64_t(stage[input / width]) * ids + input % width * wide + column] = id;
+    });
+    int32_t* w = &plan->words[g * UnionPlan::kGroupWords];
+    w[0] = first;
+    w[1] = stages - first;
+    std::fill(w + 2, w + 8, -1);
+    for (size_t u = 0; u < groups[g].size(); ++u) w[2 + u] = groups[g][u] * 64;
+  }
+  plan->words.insert(plan->words.end(), tiles.begin(), tiles.end());
+  plan->numbers = {int64_t(groups.size()), 0, begin, stages};
   return {};
 }
 

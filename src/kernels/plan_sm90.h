@@ -13,13 +13,14 @@ namespace blocksparse {
 //   stage: masks (unit 0 in bits 0-7, unit 1 in bits 8-15; bit j: output block j of the group; blocks of 16 have one unit
 //          and 12 bits), number of weight pieces
 //          in bits 16-20, boxes in bits 24-25 (0: one unit; 1: two adjacent ones in one box; 2: two boxes);
-//          first feature of unit 0, of unit 1; weight pieces: block ids (blocks of 128: 2 id + half)
+//          first feature of unit 0, of unit 1; weight pieces: block ids (blocks of 128: 2 id + half); last: group
 //
-// numbers: groups, heavy groups (the first ones, much longer than the mean), word where stages begin.
+// numbers: groups, heavy groups (the first ones, much longer than the mean), word where stages begin, stages.
 struct UnionPlan {
   static constexpr int kGroupWords = 8, kStageWords = 16;
   static constexpr int kRows = 256;  // batch entries of a tile
   static constexpr int Columns(int bsize) { return bsize == 128 ? 1 : bsize == 64 ? 3 : bsize == 32 ? 6 : 12; }
+  static constexpr int GatedColumns(int bsize) { return 128 / bsize; }
 };
 
 // Weight gradient (src/cuda/matmul_sm90_weight_grad.cuh). An item is a set of blocks whose sums one thread block holds, chosen
@@ -60,12 +61,25 @@ struct MergedLayout {
 
 MergedLayout MergeBlocks(const LayoutTable& table, int factor);
 
+// Zero-filled tiles for small batches (src/cuda/matmul_sm90_small_fill.cuh), blocks of 8 and 16. words: groups as in
+// UnionPlan; then for each stage four words, the first of its 64 input features, its group, and two of padding; then for each
+// stage the ids of its blocks, [64 / b][kFeatures / b] along input and output, -1 where there is none.
+//
+// numbers: groups, 0, word where stages begin, stages.
+struct FillPlan {
+  static constexpr int kFeatures = 256;  // output features of a group
+  static constexpr int Ids(int bsize) { return 64 / bsize * (kFeatures / bsize); }
+};
+
+Status PlanFill(const LayoutTable& table, Product product, int bsize, MatmulPlan* plan);
+
 Status PlanRounds(const LayoutTable& table, Product product, MatmulPlan* plan);
 
 Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, MatmulPlan* plan);
 // The same with another number of slots and tiles.
 Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, int slots, int max_tiles, MatmulPlan* plan);
 
-Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize, MatmulPlan* plan);
+// `columns`: output blocks of a group.
+Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize, int columns, MatmulPlan* plan);
 
 }  // namespace blocksparse

@@ -94,6 +94,12 @@ __device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 __device__ __forceinline__ void CopyAsyncWaitAll() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void CopyAsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all but this thread's last `kPending` groups of copies are done.
+template <int kPending>
+__device__ __forceinline__ void CopyAsyncWait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 // Ordinary shared-memory accesses before, accesses by wgmma and the copy engine after.
 __device__ __forceinline__ void FenceProxyAsync() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -147,6 +153,14 @@ __device__ __forceinline__ uint32_t LoadShared(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
 }
+__device__ __forceinline__ void StoreSharedByte(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+__device__ __forceinline__ uint32_t LoadSharedByte(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
 __device__ __forceinline__ uint4 LoadShared4(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -156,31 +170,26 @@ __device__ __forceinline__ uint4 LoadShared4(uint32_t address) {
   return v;
 }
 
-__device__ __forceinline__ void StoreSharedFloat2(uint32_t address, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
-}
+// A kernel launched to overlap the one before: that one lets it start, it waits for that one's results.
+__device__ __forceinline__ void LaunchDependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void WaitForPrerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Clusters: the same address in thread block `rank`, reading there, and the barrier of all threads.
-__device__ __forceinline__ uint32_t ClusterAddress(uint32_t address, int rank) {
+// Flags in global memory, between thread blocks.
+__device__ __forceinline__ void AddRelease(uint32_t* flag, uint32_t v) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(flag), "r"(v) : "memory");
+}
+__device__ __forceinline__ void StoreRelease(uint64_t* flag, uint64_t v) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(v) : "memory");
+}
+__device__ __forceinline__ uint64_t LoadAcquire(const uint64_t* flag) {
+  uint64_t v;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(flag) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* flag) {
   uint32_t v;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(v) : "r"(address), "r"(rank));
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory");
   return v;
-}
-__device__ __forceinline__ float LoadCluster(uint32_t address) {
-  float v;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-  return v;
-}
-__device__ __forceinline__ float4 LoadCluster4(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-__device__ __forceinline__ void ClusterBarrier() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // Two floats as 16-bit elements, `lo` in the low half, to nearest even.
@@ -199,10 +208,9 @@ __host__ __device__ constexpr uint32_t DescriptorHigh(int row_bytes) {
   uint32_t swizzle = row_bytes == 128 ? 1 : row_bytes == 64 ? 2 : row_bytes == 32 ? 3 : 0;
   return swizzle << 30 | uint32_t(row_bytes * 8) >> 4;
 }
-// Low word: address and the stride between 64-element chunks of an operand that is not K-major. In a cluster an address
-// carries the thread block's rank above its 18 bits.
+// Low word: address and the stride between 64-element chunks of an operand that is not K-major.
 __device__ __forceinline__ constexpr uint32_t DescriptorLow(uint32_t address, uint32_t chunk_stride) {
-  return (address & 0x3ffff) >> 4 | (chunk_stride >> 4) << 16;
+  return address >> 4 | (chunk_stride >> 4) << 16;
 }
 __device__ __forceinline__ uint64_t Descriptor(uint32_t low, uint32_t high) { return uint64_t(high) << 32 | low; }
 

@@ -1,0 +1,5 @@
+#include "cuda/matmul_sm90_small_fill.cuh"
+
+namespace blocksparse::cuda::sm90 {
+template cudaError_t LaunchFill<16, true>(bool, bool, const SmallParams&, cudaStream_t);
+}
