@@ -196,8 +196,8 @@ struct FloatKernel {
           TmaStoreCommit();
           TmaStoreWaitRead<0>();
         }
-        __syncwarp();
       }
+      __syncwarp();
       if (lane == 0) BarrierArrive(full + 8);
       if (++slot == kSlots) {
         slot = 0;
@@ -322,6 +322,7 @@ struct FloatKernel {
       while (flags < kStore) {
         const uint32_t x = __shfl_sync(~0u, header.y, 0), w = __shfl_sync(~0u, header.z, 0);
         Multiply(sum, flags, x + group * (kHalves * 64 * kLine >> 4), w);
+        __syncwarp();
         if (lane == 0) BarrierArrive(bars + slot * kSlotBytes + 8);
         advance();
         header = receive();

@@ -189,6 +189,7 @@ struct FloatGradKernel {
       for (int step = 0; step < steps; ++step) {
         BarrierWait(bars + slot * 32, parity);
         Multiply(sum, table, __shfl_sync(~0u, LoadShared(bars + slot * 32 + 16), 0), plane);
+        __syncwarp();
         if (lane == 0) BarrierArrive(bars + slot * 32 + 8);
         if (++slot == kSlots) {
           slot = 0;
