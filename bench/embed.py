@@ -1,5 +1,5 @@
 """Embedding lookup and its dense gradient beside TensorFlow's gather, whose slices are made dense, on the CPU, in one
-process; figures of a GPU come from test/gpu_lstm_embed.py.
+process; figures of a GPU come from bench/fused_gpu.py.
 
     python bench/embed.py [--clock cpu] [--rounds 7] [--json NAME]
 

@@ -1,5 +1,5 @@
 """The fused LSTM gates beside the cell written out in TensorFlow, on the CPU, in one process; figures of a GPU come
-from test/gpu_lstm_embed.py.
+from bench/fused_gpu.py.
 
     python bench/lstm.py [--clock cpu] [--rounds 7] [--json NAME]
 

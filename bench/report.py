@@ -252,6 +252,49 @@ def gpu_plot(document, path):
     return True
 
 
+def bandwidth_table(document):
+    """Percent of the memory's rate and PyTorch's time by ours, one line for each case of bench/fused_gpu.py."""
+    about = (document[key] for key in ("device", "torch", "date", "commit"))
+    lines = ["{}, PyTorch {}, {}, {}".format(*about), ""]
+    lines += [f"Percent of {document['peak_GBs'] / 1e3:.2f} TB/s, each byte counted once. * : below the floor.", ""]
+    lines += ["| operator | dtype | shape | us | percent | floor | times as fast as PyTorch |", "|" + " --- |" * 7]
+    for row in document["rows"]:
+        us, peer = row.get("us") or 1e3 * row["ms"], row.get("torch_us") or 1e3 * row.get("torch_ms", 0)
+        percent = f"{row['percent']:.1f}" + "*" * (row["percent"] < row.get("floor", 0)) if "percent" in row else ""
+        cells = [row["op"], row["dtype"], " x ".join(map(str, row["shape"])), f"{us:.1f}", percent]
+        cells += [str(row.get("floor", "")), f"{peer / us:.2f}" if peer else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def bandwidth_plot(document, path):
+    """Percent of the memory's rate, a mark for each case, its floor and PyTorch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in document["rows"] if "percent" in row and row["percent"] > 10]
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    names = list(dict.fromkeys(row["op"] for row in rows))
+    figure, axes = plt.subplots(1, len(dtypes), figsize=(4.5 * len(dtypes), 0.2 * len(names) + 1), sharey=True)
+    for axis, dtype in zip(axes, dtypes):
+        mine = [row for row in rows if row["dtype"] == dtype]
+        at = [names.index(row["op"]) for row in mine]
+        peers = [row["percent"] * row["ms"] / row["torch_ms"] if "torch_ms" in row else float("nan") for row in mine]
+        axis.plot(peers, at, "x", color="tab:orange", markersize=4, label="PyTorch")
+        axis.plot([row.get("floor", float("nan")) for row in mine], at, "|", color="gray", markersize=8, label="floor")
+        axis.plot([row["percent"] for row in mine], at, "o", markersize=3, label="ours")
+        axis.set(title=dtype, xlim=(0, 110), xlabel=f"% of {document['peak_GBs'] / 1e3:.2f} TB/s")
+        axis.grid(axis="y", linewidth=0.3)
+    axes[0].set_yticks(range(len(names)), names, fontsize=7)
+    axes[0].set_ylim(len(names) - 0.5, -0.5)
+    axes[0].legend(fontsize=7)
+    figure.suptitle(f"{document['device']}, {document['date']}", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=pathlib.Path)

@@ -118,6 +118,13 @@ class BatchNorm:
         check("v", np.reshape(v, -1), variance, "float32", variance, self.terms)
         check("y", y, wanted, self.dtype, (xhat + 1) * g + b, self.terms)
 
+    def check_inference(self, y, m, v):
+        """m and v are constants, whatever x is."""
+        x = np.asarray(self.x, np.float64)
+        m, v, g, b = (ref._channel_vector(np.asarray(u, np.float64), x) for u in (m, v, self.g, self.b))
+        xhat = (x - m) / np.sqrt(v + self.epsilon)
+        check("y of inference", y, xhat * g + b, self.dtype, (np.abs(xhat) + 1) * np.abs(g) + np.abs(b), self.terms)
+
     def check_gradients(self, dx, dg, db, m=None, v=None):
         """Of inference, where m and v are given."""
         inference = m is not None

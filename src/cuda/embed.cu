@@ -32,6 +32,12 @@ void WithIndexType(const EmbeddingProblem& p, Body body) {
 
 // ---------------------------------------------------------------------------------------------------------- lookup
 
+// Leaves the cache to the table, whose rows may be read again.
+template <typename Word>
+__device__ __forceinline__ void StoreOnce(Word* p, const Word& word) {
+  __stcs(p, word);
+}
+
 // Rows as words of any width, kUnroll of them for each thread: the table's rows are fetched together.
 template <typename Word, typename I, typename Position>
 __global__ void __launch_bounds__(kThreads) Lookup(EmbeddingProblem p, int64_t row_words, int64_t n) {
@@ -51,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) Lookup(EmbeddingProblem p, int64_t r
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u)
-    if (first + u * kThreads < n) static_cast<Word*>(p.y)[first + u * kThreads] = word[u];
+    if (first + u * kThreads < n) StoreOnce(static_cast<Word*>(p.y) + first + u * kThreads, word[u]);
 }
 
 template <typename Word>

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/check.h"
+#include "cuda/sum_parts.h"
 #include "cuda/vector.cuh"
 #include "kernels/ewops_formulas.h"
 
@@ -13,19 +14,22 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 4;  // rows, or packs of a plane, in flight
-// Gradients move four elements at once: more would take the registers of the threads that hide the memory's latency.
-constexpr int kGradPack = 4;
-template <typename T>
-constexpr int kGradUnroll = sizeof(T) == 2 ? 4 : 2;  // packs in flight of each operand
-constexpr int kMaxThreads = 512;                     // of a thread block that sums alone
-constexpr int64_t kSmall = 1 << 18;                  // elements up to which one launch sums
+constexpr int kUnroll = 4;    // rows, or packs of a plane, of a thread forward
+constexpr int kGradPack = 4;  // a gradient with gain moves four elements at once: more would take too many registers
+constexpr int kPlaneUnroll = 4, kPlaneThreads = 128;  // of a gradient
+constexpr int kMaxThreads = 512;                      // of a thread block that sums alone
+constexpr int64_t kSmall = 1 << 18;                   // elements up to which one launch sums
 
-using Formulas = EwFormulas<Math>;
+enum class Kind { kSum, kPlain, kGain };  // of a gradient: the sum of dy alone, without gain, with it
+
+Kind KindOf(const ChannelProblem& p) {
+  if (!p.x && !p.y && !p.dx) return Kind::kSum;
+  return p.gain || p.dgain ? Kind::kGain : Kind::kPlain;
+}
 
 // N elements of a gradient: dy becomes gain * t; t and t * x are added to the sums. `other` is x, or y where the problem
 // has that. The choice of activation stands outside the loop.
-template <int N, bool kGain, class Sum>
+template <class M, int N, bool kGain, class Sum>
 __device__ __forceinline__ void Derivatives(const ChannelProblem& p, float (&dy)[N], const float (&other)[N],
                                             const float (&g)[N], const float (&b)[N], const Sum& sum) {
   const auto each = [&](auto derivative) {
@@ -40,7 +44,7 @@ __device__ __forceinline__ void Derivatives(const ChannelProblem& p, float (&dy)
     each([](float d, float, int) { return d; });
   else if (p.act == Activation::kFastGelu)
     each([&](float d, float x, int i) {
-      return d * Formulas::SwishGrad((kGain ? g[i] * x : x) + b[i], kFastGeluAlpha);
+      return d * EwFormulas<M>::SwishGrad((kGain ? g[i] * x : x) + b[i], kFastGeluAlpha);
     });
   else if (p.x)
     each([&](float d, float x, int i) { return (kGain ? g[i] * x : x) + b[i] > 0.f ? d : 0.f; });
@@ -49,17 +53,17 @@ __device__ __forceinline__ void Derivatives(const ChannelProblem& p, float (&dy)
 }
 
 // v becomes act(g v + b).
-template <int N>
+template <class M, int N>
 __device__ __forceinline__ void Activate(const ChannelProblem& p, float (&v)[N], const float (&g)[N],
                                          const float (&b)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) v[i] = g[i] * v[i] + b[i];
   if (p.act == Activation::kRelu) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = Formulas::Act(Activation::kRelu, v[i]);
+    for (int i = 0; i < N; ++i) v[i] = EwFormulas<M>::Act(Activation::kRelu, v[i]);
   } else if (p.act == Activation::kFastGelu) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = Formulas::Act(Activation::kFastGelu, v[i]);
+    for (int i = 0; i < N; ++i) v[i] = EwFormulas<M>::Act(Activation::kFastGelu, v[i]);
   }
 }
 
@@ -98,35 +102,38 @@ __global__ void __launch_bounds__(kThreads, 4) RowsForward(ChannelProblem p, int
     if (row + u * blockDim.y >= p.outer) break;
     float v[N];
     Widen(loaded[u], v);
-    Activate(p, v, g, b);
+    Activate<MathFor<T>>(p, v, g, b);
     StorePack(y + (row + u * blockDim.y) * C, v);
   }
 }
 
-// Rows [part * rows, (part + 1) * rows) of a tile of columns: dx, and sums to bias_sums, gain_sums [parts, C].
-template <typename T, int N, bool kGain>
+// Of a tile of columns every `parts`-th group of rows: dx, and sums to bias_sums, gain_sums [parts, C]. So the rows that
+// are under way at one time are neighbours, which is what the memory likes best.
+template <typename T, int N, Kind kKind>
 __global__ void __launch_bounds__(kMaxThreads, 2)
-    RowsBackward(ChannelProblem p, int64_t column_tiles, int64_t rows, float* bias_sums, float* gain_sums) {
-  constexpr int kRows = kGradUnroll<T>;
+    RowsBackward(ChannelProblem p, int64_t column_tiles, int64_t parts, float* bias_sums, float* gain_sums) {
+  constexpr bool kGain = kKind == Kind::kGain;
+  constexpr int kRows = kKind == Kind::kSum ? 4 : 32 / int(N * sizeof(T));  // under way
   extern __shared__ float shared[];
+  AllowKernelAfter();
   const int64_t part = blockIdx.x / column_tiles, C = p.channels;
   const int64_t c = (blockIdx.x % column_tiles * blockDim.x + threadIdx.x) * N;
   const bool inside = c < C;
-  const int64_t end = min(p.outer, (part + 1) * rows);
+  const int64_t end = p.outer, group = kRows * blockDim.y;
   const T *dy = static_cast<const T*>(p.dy) + c, *other = static_cast<const T*>(p.x ? p.x : p.y);
   T* dx = static_cast<T*>(p.dx) + c;
   float g[N], b[N], bias_sum[N] = {}, gain_sum[N] = {};
   if (inside) {
     LoadOr<N>(kGain ? p.gain : nullptr, c, 1.f, g);
     LoadOr<N>(p.bias, c, 0.f, b);
-    for (int64_t first = part * rows + threadIdx.y; first < end; first += kRows * blockDim.y) {
+    for (int64_t first = part * group + threadIdx.y; first < end; first += parts * group) {
       Pack<T, N> loaded_dy[kRows], loaded[kRows] = {};
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
         const int64_t row = first + u * blockDim.y;
         if (row >= end) break;
         loaded_dy[u] = LoadPack<T, N>(dy + row * C);
-        if (other) loaded[u] = LoadPack<T, N>(other + row * C + c);
+        if (kKind != Kind::kSum && other) loaded[u] = LoadPack<T, N>(other + row * C + c);
       }
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
@@ -134,12 +141,17 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
         if (row >= end) break;
         float dv[N], v[N];
         Widen(loaded_dy[u], dv);
-        Widen(loaded[u], v);
-        Derivatives<N, kGain>(p, dv, v, g, b, [&](int i, float t, float tx) {
-          bias_sum[i] += t;
-          if (kGain) gain_sum[i] += tx;
-        });
-        if (p.dx) StorePack(dx + row * C, dv);
+        if constexpr (kKind == Kind::kSum) {
+#pragma unroll
+          for (int i = 0; i < N; ++i) bias_sum[i] += dv[i];
+        } else {
+          Widen(loaded[u], v);
+          Derivatives<MathFor<T>, N, kGain>(p, dv, v, g, b, [&](int i, float t, float tx) {
+            bias_sum[i] += t;
+            if (kGain) gain_sum[i] += tx;
+          });
+          if (p.dx) StorePack(dx + row * C, dv);
+        }
       }
     }
   }
@@ -185,7 +197,7 @@ __global__ void __launch_bounds__(kThreads) PlanesForward(ChannelProblem p, int6
     Fill(g, p.gain ? p.gain[c] : 1.f);
     Fill(b, p.bias ? p.bias[c] : 0.f);
     Widen(loaded[u], v);
-    Activate(p, v, g, b);
+    Activate<MathFor<T>>(p, v, g, b);
     StorePack(y + i * N, v);
   }
 }
@@ -195,84 +207,76 @@ struct PlaneParts {
   int64_t outers, inners, outer, inner;
 };
 
-// One thread block for each channel and part. N divides inner and the parts of it.
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreads, 4)
+// kGroup threads, a warp or the whole block, for each channel and part: few, so that what is under way at one time lies
+// close together. N divides inner and the parts of it.
+template <typename T, int N, int kGroup, Kind kKind>
+__global__ void __launch_bounds__(kPlaneThreads, 6)
     PlanesBackward(ChannelProblem p, PlaneParts parts, float* bias_sums, float* gain_sums) {
-  constexpr int kPacks = kGradUnroll<T>;
-  __shared__ float scratch[kThreads / 32];
-  const int64_t c = blockIdx.x % p.channels, part = blockIdx.x / p.channels;
+  constexpr int kPacks = kPlaneUnroll;
+  __shared__ float scratch[kPlaneThreads / 32];
+  AllowKernelAfter();
+  const int64_t unit = int64_t(blockIdx.x) * (kPlaneThreads / kGroup) + threadIdx.x / kGroup;
+  const int64_t c = unit % p.channels, part = unit / p.channels;
+  if (part >= parts.outers * parts.inners) return;  // never some of a block that sums together
+  const int thread = threadIdx.x % kGroup;
   const int64_t o0 = part / parts.inners * parts.outer, o1 = min(p.outer, o0 + parts.outer);
   const int64_t i0 = part % parts.inners * parts.inner, i1 = min(p.inner, i0 + parts.inner);
+  constexpr bool kGain = kKind == Kind::kGain;
   const T *dy = static_cast<const T*>(p.dy), *other = static_cast<const T*>(p.x ? p.x : p.y);
   T* dx = static_cast<T*>(p.dx);
   float g[N], b[N], bias_sum = 0.f, gain_sum = 0.f;
   Fill(g, p.gain ? p.gain[c] : 1.f);
   Fill(b, p.bias ? p.bias[c] : 0.f);
   const int64_t run = i1 > i0 ? (i1 - i0) / N : 0, packs = run * (o1 - o0);
-  for (int64_t first = threadIdx.x; first < packs; first += kPacks * kThreads) {
+  for (int64_t first = thread; first < packs; first += kPacks * kGroup) {
     Pack<T, N> loaded_dy[kPacks], loaded[kPacks] = {};
     int64_t at[kPacks];
 #pragma unroll
     for (int u = 0; u < kPacks; ++u) {
-      const int64_t t = first + u * kThreads;
+      const int64_t t = first + u * kGroup;
       if (t >= packs) break;
       // A part holds fewer than 2^32 packs.
       const int64_t o = o1 - o0 == 1 ? 0 : uint32_t(t) / uint32_t(run);
       at[u] = ((o0 + o) * p.channels + c) * p.inner + i0 + (t - o * run) * N;
       loaded_dy[u] = LoadPack<T, N>(dy + at[u]);
-      if (other) loaded[u] = LoadPack<T, N>(other + at[u]);
+      if (kKind != Kind::kSum && other) loaded[u] = LoadPack<T, N>(other + at[u]);
     }
 #pragma unroll
     for (int u = 0; u < kPacks; ++u) {
-      if (first + u * kThreads >= packs) break;
+      if (first + u * kGroup >= packs) break;
       float dv[N], v[N];
       Widen(loaded_dy[u], dv);
-      Widen(loaded[u], v);
-      Derivatives<N, true>(p, dv, v, g, b, [&](int, float t, float tx) {
-        bias_sum += t;
-        gain_sum += tx;
-      });
-      if (p.dx) StorePack(dx + at[u], dv);
+      if constexpr (kKind == Kind::kSum) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) bias_sum += dv[i];
+      } else {
+        Widen(loaded[u], v);
+        Derivatives<MathFor<T>, N, kGain>(p, dv, v, g, b, [&](int, float t, float tx) {
+          bias_sum += t;
+          if (kGain) gain_sum += tx;
+        });
+        if (p.dx) StorePack(dx + at[u], dv);
+      }
     }
   }
-  if (bias_sums) {
-    const float sum = BlockSum<kThreads>(bias_sum, scratch);
-    if (threadIdx.x == 0) bias_sums[part * p.channels + c] = sum;
+  for (int which = 0; which < (kGain ? 2 : 1); ++which) {
+    float *sums = which == 0 ? bias_sums : gain_sums, sum = which == 0 ? bias_sum : gain_sum;
+    if (!sums) continue;
+    if constexpr (kGroup == 32) {
+#pragma unroll
+      for (int half = 16; half > 0; half /= 2) sum += __shfl_down_sync(0xffffffff, sum, half);
+    } else {
+      sum = BlockSum<kPlaneThreads>(sum, scratch);
+    }
+    if (thread == 0) sums[part * p.channels + c] = sum;
   }
-  if (gain_sums) {
-    const float sum = BlockSum<kThreads>(gain_sum, scratch);
-    if (threadIdx.x == 0) gain_sums[part * p.channels + c] = sum;
-  }
-}
-
-// ------------------------------------------------------------------------------------------------------------ sums
-
-constexpr int kSumRows = 16;
-
-// sum[c] = sum over parts of partial[part][c]; blockIdx.y picks the array.
-__global__ void __launch_bounds__(32 * kSumRows)
-    SumParts(const float* partial0, float* sum0, const float* partial1, float* sum1, int64_t parts, int64_t channels) {
-  const float* partial = blockIdx.y == 0 ? partial0 : partial1;
-  float* sum = blockIdx.y == 0 ? sum0 : sum1;
-  if (!sum) return;
-  __shared__ float shared[kSumRows][32];
-  const int64_t c = int64_t(blockIdx.x) * 32 + threadIdx.x;
-  float mine = 0.f;
-  if (c < channels)
-    for (int64_t part = threadIdx.y; part < parts; part += kSumRows) mine += partial[part * channels + c];
-  shared[threadIdx.y][threadIdx.x] = mine;
-  __syncthreads();
-  if (threadIdx.y != 0 || c >= channels) return;
-  for (int r = 1; r < kSumRows; ++r) mine += shared[r][threadIdx.x];
-  sum[c] = mine;
 }
 
 // -------------------------------------------------------------------------------------------------------- launches
 
 struct RowShape {
-  int64_t column_tiles, parts, rows;  // rows of a part
-  int width, height;                  // of a thread block
+  int64_t column_tiles, parts;
+  int width, height;  // of a thread block
 };
 
 RowShape BackwardRows(const ChannelProblem& p, int per_pack) {
@@ -282,10 +286,8 @@ RowShape BackwardRows(const ChannelProblem& p, int per_pack) {
   s.width = small ? 8 : 32;
   s.height = small ? kMaxThreads / s.width : kThreads / s.width;
   s.column_tiles = CeilDiv(packs, s.width);
-  // Some 2000 blocks give every chip several rounds of work; each takes at least a few rows a thread.
-  s.parts = small ? 1 : std::max<int64_t>(1, std::min(2048 / s.column_tiles, p.outer / (8 * s.height)));
-  s.rows = std::max<int64_t>(1, CeilDiv(p.outer, s.parts));
-  s.parts = std::max<int64_t>(1, CeilDiv(p.outer, s.rows));
+  // Some 500 blocks run at one time on a large chip; each takes at least a few rows a thread.
+  s.parts = small ? 1 : std::max<int64_t>(1, std::min(512 / s.column_tiles, p.outer / (8 * s.height)));
   return s;
 }
 
@@ -308,8 +310,14 @@ bool Packed(const ChannelProblem& p, int per_pack) {
          (p.inner > 1 || Aligned({p.gain, p.bias}));
 }
 
+// Elements a gradient moves at once.
+int GradientPack(const ChannelProblem& p) {
+  const int vector = int(16 / SizeOf(p.dtype)), most = p.inner == 1 && KindOf(p) == Kind::kGain ? kGradPack : vector;
+  return Packed(p, most) ? most : Packed(p, kGradPack) ? kGradPack : 1;
+}
+
 int64_t Parts(const ChannelProblem& p) {
-  if (p.inner == 1) return BackwardRows(p, Packed(p, kGradPack) ? kGradPack : 1).parts;
+  if (p.inner == 1) return BackwardRows(p, GradientPack(p)).parts;
   const PlaneParts parts = BackwardPlanes(p);
   return parts.outers * parts.inners;
 }
@@ -340,14 +348,31 @@ void LaunchBackward(const ChannelProblem& p, float* bias_sums, float* gain_sums,
     const int shared = s.width * N * s.height * int(sizeof(float));
     const unsigned blocks = unsigned(s.column_tiles * s.parts);
     const dim3 block(s.width, s.height);
-    if (p.gain || p.dgain)
-      RowsBackward<T, N, true><<<blocks, block, shared, stream>>>(p, s.column_tiles, s.rows, bias_sums, gain_sums);
-    else
-      RowsBackward<T, N, false><<<blocks, block, shared, stream>>>(p, s.column_tiles, s.rows, bias_sums, gain_sums);
+    const auto launch = [&](auto* kernel) {
+      kernel<<<blocks, block, shared, stream>>>(p, s.column_tiles, s.parts, bias_sums, gain_sums);
+    };
+    if constexpr (N <= kGradPack) {
+      if (KindOf(p) == Kind::kGain) return launch(RowsBackward<T, N, Kind::kGain>);
+    }
+    KindOf(p) == Kind::kSum ? launch(RowsBackward<T, N, Kind::kSum>) : launch(RowsBackward<T, N, Kind::kPlain>);
   } else {
     const PlaneParts parts = BackwardPlanes(p);
-    PlanesBackward<T, N>
-        <<<unsigned(p.channels * parts.outers * parts.inners), kThreads, 0, stream>>>(p, parts, bias_sums, gain_sums);
+    const int64_t units = p.channels * parts.outers * parts.inners;
+    const auto launch = [&](auto* kernel, int group) {
+      kernel<<<unsigned(CeilDiv(units, kPlaneThreads / group)), kPlaneThreads, 0, stream>>>(p, parts, bias_sums,
+                                                                                            gain_sums);
+    };
+    // A warp alone waits for nobody, where it has no more than one round of work.
+    const bool warps = parts.outer * parts.inner <= 4 * 32 * N;
+    if (KindOf(p) == Kind::kSum)
+      warps ? launch(PlanesBackward<T, N, 32, Kind::kSum>, 32)
+            : launch(PlanesBackward<T, N, kPlaneThreads, Kind::kSum>, kPlaneThreads);
+    else if (KindOf(p) == Kind::kPlain)
+      warps ? launch(PlanesBackward<T, N, 32, Kind::kPlain>, 32)
+            : launch(PlanesBackward<T, N, kPlaneThreads, Kind::kPlain>, kPlaneThreads);
+    else
+      warps ? launch(PlanesBackward<T, N, 32, Kind::kGain>, 32)
+            : launch(PlanesBackward<T, N, kPlaneThreads, Kind::kGain>, kPlaneThreads);
   }
 }
 
@@ -378,17 +403,20 @@ Status Run(const ChannelProblem& p, void* workspace, Stream stream) {
   WithType(p.dtype, [&](auto type) {
     using T = decltype(type);
     constexpr int N = kPerVector<T>;
-    if (p.gradient)
-      Packed(p, kGradPack) ? LaunchBackward<T, kGradPack>(p, bias_sums, gain_sums, stream)
-                           : LaunchBackward<T, 1>(p, bias_sums, gain_sums, stream);
-    else
+    if (p.gradient) {
+      const int pack = GradientPack(p);
+      if (pack == N)
+        LaunchBackward<T, N>(p, bias_sums, gain_sums, stream);
+      else if (pack == kGradPack)
+        LaunchBackward<T, kGradPack>(p, bias_sums, gain_sums, stream);
+      else
+        LaunchBackward<T, 1>(p, bias_sums, gain_sums, stream);
+    } else
       Packed(p, N) ? LaunchForward<T, N>(p, stream) : LaunchForward<T, 1>(p, stream);
   });
   BLOCKSPARSE_CUDA_LAUNCHED();
   if (parts > 1) {
-    const dim3 grid(unsigned(CeilDiv(C, 32)), p.dgain ? 2 : 1);
-    SumParts<<<grid, dim3(32, kSumRows), 0, stream>>>(bias_sums, p.dbias, gain_sums, p.dgain, parts, C);
-    BLOCKSPARSE_CUDA_LAUNCHED();
+    return SumParts(bias_sums, p.dbias, gain_sums, p.dgain, parts, C, stream);
   }
   return {};
 }

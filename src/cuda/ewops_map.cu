@@ -10,9 +10,9 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 2;  // packs a thread keeps in flight for each operand
 
-int Blocks(int64_t n, int per_thread) { return int(CeilDiv(CeilDiv(n, per_thread), kThreads * kUnroll)); }
+// A thread takes one pack: what is under way at one time then lies close together, which is what the memory likes best.
+int Blocks(int64_t n, int per_thread) { return int(CeilDiv(CeilDiv(n, per_thread), kThreads)); }
 
 // ------------------------------------------------------------------------------------------------------------ maps
 
@@ -20,7 +20,7 @@ enum class Arity { kUnary, kUnaryGrad, kBinary, kBinaryGrad };
 
 template <typename T, int N, Arity A>
 __device__ __forceinline__ void Compute(const EwProblem& p, float (&x)[3][N], float (&y)[2][N]) {
-  using Formulas = EwFormulas<Math>;
+  using Formulas = EwFormulas<MathFor<T>>;
   if constexpr (A == Arity::kUnary) {
     Formulas::WithUnary(p, [&](auto f) {
 #pragma unroll
@@ -53,25 +53,17 @@ __global__ void __launch_bounds__(kThreads) Map(EwProblem p) {
   constexpr int kOut = A == Arity::kBinaryGrad ? 2 : 1;
   const T* in[3] = {static_cast<const T*>(p.in[0]), static_cast<const T*>(p.in[1]), static_cast<const T*>(p.in[2])};
   T* out[2] = {static_cast<T*>(p.out[0]), static_cast<T*>(p.out[1])};
-  const int64_t packs = p.n / N, first = int64_t(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
-  Pack<T, N> loaded[kUnroll][kIn];
+  const int64_t packs = p.n / N, pack = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (pack < packs) {
+    Pack<T, N> loaded[kIn];
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const int64_t i = first + u * kThreads;
-#pragma unroll
-    for (int k = 0; k < kIn; ++k)
-      if (i < packs) loaded[u][k] = LoadPack<T, N>(in[k] + i * N);
-  }
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const int64_t i = first + u * kThreads;
-    if (i >= packs) break;
+    for (int k = 0; k < kIn; ++k) loaded[k] = LoadPack<T, N>(in[k] + pack * N);
     float x[3][N], y[2][N];
 #pragma unroll
-    for (int k = 0; k < kIn; ++k) Widen(loaded[u][k], x[k]);
+    for (int k = 0; k < kIn; ++k) Widen(loaded[k], x[k]);
     Compute<T, N, A>(p, x, y);
 #pragma unroll
-    for (int k = 0; k < kOut; ++k) StorePack(out[k] + i * N, y[k]);
+    for (int k = 0; k < kOut; ++k) StorePack(out[k] + pack * N, y[k]);
   }
   if constexpr (N > 1) {  // what is left after the last pack
     const int64_t i = packs * N + threadIdx.x;
@@ -99,18 +91,11 @@ void LaunchMap(const EwProblem& p, Stream stream) {
 
 template <typename From, typename To, int N>
 __global__ void __launch_bounds__(kThreads) Cast(const From* x, To* y, int64_t n) {
-  constexpr int kPacks = 2 * kUnroll;
-  const int64_t packs = n / N, first = int64_t(blockIdx.x) * (kThreads * kPacks) + threadIdx.x;
-  Pack<From, N> loaded[kPacks];
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u)
-    if (first + u * kThreads < packs) loaded[u] = LoadPack<From, N>(x + (first + u * kThreads) * N);
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    if (first + u * kThreads >= packs) break;
+  const int64_t packs = n / N, pack = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (pack < packs) {
     float values[N];
-    Widen(loaded[u], values);
-    StorePack(y + (first + u * kThreads) * N, values);
+    Widen(LoadPack<From, N>(x + pack * N), values);
+    StorePack(y + pack * N, values);
   }
   const int64_t i = packs * N + threadIdx.x;
   if (N > 1 && blockIdx.x == 0 && i < n) y[i] = FromFloat<To>(ToFloat(x[i]));
@@ -126,24 +111,18 @@ struct Addends {
 template <typename T, int N, int kCapacity>
 __global__ void __launch_bounds__(kThreads)
     AddN(const __grid_constant__ Addends<kCapacity> addends, int count, T* y, int64_t n) {
-  const int64_t packs = n / N, first = int64_t(blockIdx.x) * (kThreads * kUnroll) + threadIdx.x;
-  float sum[kUnroll][N] = {};
+  const int64_t packs = n / N, pack = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (pack < packs) {
+    float sum[N] = {};
 #pragma unroll 4
-  for (int k = 0; k < count; ++k) {
-    const T* x = static_cast<const T*>(addends.x[k]);
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t i = first + u * kThreads;
-      if (i >= packs) continue;
+    for (int k = 0; k < count; ++k) {
       float values[N];
-      Widen(LoadPack<T, N>(x + i * N), values);
+      Widen(LoadPack<T, N>(static_cast<const T*>(addends.x[k]) + pack * N), values);
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum[u][j] = k == 0 ? values[j] : sum[u][j] + values[j];  // -0 stays -0
+      for (int j = 0; j < N; ++j) sum[j] = k == 0 ? values[j] : sum[j] + values[j];  // -0 stays -0
     }
+    StorePack(y + pack * N, sum);
   }
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u)
-    if (first + u * kThreads < packs) StorePack(y + (first + u * kThreads) * N, sum[u]);
   const int64_t i = packs * N + threadIdx.x;
   if (N > 1 && blockIdx.x == 0 && i < n) {
     float total = ToFloat(static_cast<const T*>(addends.x[0])[i]);
@@ -193,13 +172,10 @@ Status Run(const CastProblem& p, Stream stream) {
         constexpr int N = sizeof(From) == 4 || sizeof(To) == 4 ? 4 : 8;
         const From* x = static_cast<const From*>(p.x);
         To* y = static_cast<To*>(p.y);
-        const auto blocks = [&](int per_thread) {
-          return int(CeilDiv(CeilDiv(p.n, per_thread), 2 * kThreads * kUnroll));
-        };
         if (Aligned({p.x, p.y}))
-          Cast<From, To, N><<<blocks(N), kThreads, 0, stream>>>(x, y, p.n);
+          Cast<From, To, N><<<Blocks(p.n, N), kThreads, 0, stream>>>(x, y, p.n);
         else
-          Cast<From, To, 1><<<blocks(1), kThreads, 0, stream>>>(x, y, p.n);
+          Cast<From, To, 1><<<Blocks(p.n, 1), kThreads, 0, stream>>>(x, y, p.n);
       } else {
         cudaMemcpyAsync(p.y, p.x, p.n * sizeof(From), cudaMemcpyDeviceToDevice, stream);
       }

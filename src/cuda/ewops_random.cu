@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTile = 256;  // elements a warp makes the mask of at once: one Philox block and one byte a lane
-constexpr int kTiles = 2;   // a warp takes
+constexpr int kTiles = 1;   // a warp takes
 
 // Not 0 where a half of a random word equals the threshold's high half.
 __device__ __forceinline__ uint32_t Ties(const philox::Block& random, philox::Threshold threshold) {
@@ -63,18 +63,21 @@ __global__ void __launch_bounds__(kThreads) Generate(DropoutProblem p, philox::T
   T* y = static_cast<T*>(p.y);
   const int64_t mask_bytes = (p.n + 31) / 32 * 4;
   constexpr int kPacks = 8 / N;  // of a lane in a tile
+  Pack<T, N> loaded[kTiles][kPacks];
+  if constexpr (kApply) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) {
+        const int64_t e = (warp * kTiles + tile) * kTile + (j * 32 + lane) * N;
+        if (e + N <= p.n) loaded[tile][j] = LoadPack<T, N>(x + e);
+      }
+    }
+  }
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     const int64_t first = (warp * kTiles + tile) * kTile;
     if (first >= p.n) return;
-    Pack<T, N> loaded[kPacks];
-    if constexpr (kApply) {
-#pragma unroll
-      for (int j = 0; j < kPacks; ++j) {
-        const int64_t e = first + (j * 32 + lane) * N;
-        if (e + N <= p.n) loaded[j] = LoadPack<T, N>(x + e);
-      }
-    }
     const int64_t begin = first + 8 * lane;
     auto* mask = reinterpret_cast<uint8_t*>(p.mask) + begin / 8;
     const philox::Block random = philox::Random(p.seed[0], p.seed[1], uint64_t(begin) / 8, philox::kHigh);
@@ -83,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) Generate(DropoutProblem p, philox::T
       // A pack whose bits are this lane's own: the comparisons choose between x and 0 right away.
       if (begin + 8 <= p.n && !tied && 0 < threshold.high && threshold.high < 0x10000) {
         float v[N];
-        Widen(loaded[0], v);
+        Widen(loaded[tile][0], v);
         uint32_t keep = 0;
         CompareHalves(random, threshold, [&](int i, bool kept) {
           if (kept) keep |= 1u << i;
@@ -106,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) Generate(DropoutProblem p, philox::T
         const int64_t e = first + place;
         if (e + N <= p.n) {
           float v[N];
-          Widen(loaded[j], v);
+          Widen(loaded[tile][j], v);
 #pragma unroll
           for (int k = 0; k < N; ++k) v[k] = bits >> k & 1 ? scale * v[k] : 0.f;
           StorePack(y + e, v);
@@ -120,7 +123,7 @@ __global__ void __launch_bounds__(kThreads) Generate(DropoutProblem p, philox::T
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads) Apply(DropoutProblem p, float scale) {
-  constexpr int kPacks = 2;
+  constexpr int kPacks = 1;
   const T* x = static_cast<const T*>(p.x);
   T* y = static_cast<T*>(p.y);
   const auto* mask = reinterpret_cast<const uint8_t*>(p.mask);
@@ -205,7 +208,7 @@ Status Run(const DropoutProblem& p, Stream stream) {
       else
         ApplyBroadcast<T, uint64_t><<<blocks, kThreads, 0, stream>>>(p, scale);
     } else {
-      const int per_thread = 2 * (aligned ? N : 1);
+      const int per_thread = aligned ? N : 1;
       const unsigned blocks = unsigned(CeilDiv(p.n, int64_t(per_thread) * kThreads));
       if (aligned)
         Apply<T, N><<<blocks, kThreads, 0, stream>>>(p, scale);

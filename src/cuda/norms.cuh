@@ -16,17 +16,15 @@ namespace cuda {
 struct LayerFamily {
   bool fits = false;
   int64_t parts = 1;
-  int64_t scratch = 0;  // bytes it needs besides
 };
 
 // Features in sequence (inner 1), held on the chip between the passes.
 LayerFamily ChooseRows(const LayerNormProblem& problem, const Chip& chip);
 Status RunRows(const LayerNormProblem& problem, float* dgain, float* dbias, const Chip& chip, Stream stream);
 
-// Features at a stride, held on the chip by groups of thread blocks.
+// Features at a stride, held on the chip by clusters of thread blocks.
 LayerFamily ChooseColumns(const LayerNormProblem& problem, const Chip& chip);
-Status RunColumns(const LayerNormProblem& problem, void* scratch, float* dgain, float* dbias, const Chip& chip,
-                  Stream stream);
+Status RunColumns(const LayerNormProblem& problem, float* dgain, float* dbias, const Chip& chip, Stream stream);
 
 // Elements up to which a tensor is small: one launch, whatever it costs in reads from the cache.
 constexpr int64_t kSmallTensor = 1 << 18;
@@ -113,11 +111,14 @@ __device__ __forceinline__ void StoreVector(T* p, const float (&x)[kPerVector<T>
                : "memory");
 }
 
-// 16 bytes from global to shared memory, both aligned, without a register in between.
+// 16 or 8 bytes from global to shared memory, both aligned, without a register in between.
+template <int kBytes = 16>
 __device__ __forceinline__ void CopyAsync(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(shared))),
-               "l"(global)
-               : "memory");
+  const unsigned to = unsigned(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes) : "memory");
 }
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until all but the newest `kPending` groups of this thread's copies are there.

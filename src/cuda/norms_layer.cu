@@ -1,7 +1,8 @@
-// Layer norm on the GPU: the choice of kernels, those for any shape and alignment, and the sum of partial sums.
+// Layer norm on the GPU: the choice of kernels, and those for any shape and alignment.
 #include <algorithm>
 
 #include "cuda/norms.cuh"
+#include "cuda/sum_parts.h"
 
 namespace blocksparse {
 namespace cuda {
@@ -148,26 +149,6 @@ __global__ void __launch_bounds__(kThreads)
     ChannelSums<T>(p, sums, blockIdx.x - units, dgain, dbias, shared);
 }
 
-// to[c] = from[0][c] + from[1][c] + ..., kSumRows threads to a channel; blockIdx.y: dgain, dbias.
-__global__ void __launch_bounds__(32 * kSumRows)
-    SumParts(const float* gains, float* dgain, const float* biases, float* dbias, int64_t parts, int64_t channels) {
-  __shared__ float sums[kSumRows][32];
-  const float* from = blockIdx.y == 0 ? gains : biases;
-  float* to = blockIdx.y == 0 ? dgain : dbias;
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32;
-  const int64_t c = int64_t(blockIdx.x) * 32 + lane;
-  float sum = 0.f;
-  if (c < channels) {
-#pragma unroll 4
-    for (int64_t part = row; part < parts; part += kSumRows) sum += from[part * channels + c];
-  }
-  sums[row][lane] = sum;
-  __syncthreads();
-  if (row > 0 || c >= channels) return;
-  for (int r = 1; r < kSumRows; ++r) sum += sums[r][lane];
-  to[c] = sum;
-}
-
 enum class Family { kAny, kRows, kColumns };
 
 Family Choose(const LayerNormProblem& p, const Chip& chip, LayerFamily* layer) {
@@ -205,7 +186,7 @@ int64_t WorkspaceBytes(const LayerNormProblem& p, const Chip& chip) {
   if (Empty(p)) return 0;
   LayerFamily family;
   Choose(p, chip, &family);
-  return family.scratch + (family.parts > 1 ? 2 * family.parts * Channels(p) * int64_t(sizeof(float)) : 0);
+  return family.parts > 1 ? 2 * family.parts * Channels(p) * int64_t(sizeof(float)) : 0;
 }
 
 Status Run(const LayerNormProblem& p, void* workspace, const Chip& chip, Stream stream) {
@@ -220,18 +201,13 @@ Status Run(const LayerNormProblem& p, void* workspace, const Chip& chip, Stream 
   const Family family = Choose(p, chip, &layer);
   float *dgain = p.dgain, *dbias = p.dbias;
   if (p.gradient && layer.parts > 1) {
-    dgain = reinterpret_cast<float*>(static_cast<char*>(workspace) + layer.scratch);
+    dgain = static_cast<float*>(workspace);
     dbias = dgain + layer.parts * C;
   }
   BLOCKSPARSE_RETURN_IF_ERROR(family == Family::kRows      ? RunRows(p, dgain, dbias, chip, stream)
-                              : family == Family::kColumns ? RunColumns(p, workspace, dgain, dbias, chip, stream)
+                              : family == Family::kColumns ? RunColumns(p, dgain, dbias, chip, stream)
                                                            : RunAny(p, dgain, dbias, stream));
-  if (p.gradient && layer.parts > 1) {
-    const dim3 grid(unsigned(CeilDiv(C, 32)), 2);
-    SumParts<<<grid, 32 * kSumRows, 0, stream>>>(dgain, p.dgain, dbias, p.dbias, layer.parts, C);
-    BLOCKSPARSE_CUDA_LAUNCHED();
-  }
-  return {};
+  return p.gradient && layer.parts > 1 ? SumParts(dgain, p.dgain, dbias, p.dbias, layer.parts, C, stream) : Status();
 }
 
 }  // namespace cuda

@@ -110,6 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr bool kKeep = P * N <= 16;  // x^ and d stay in registers
   extern __shared__ __align__(16) char ring[];
   __shared__ float scratch[2][2][kThreads / 32];
+  AllowKernelAfter();
   const int groups = kThreads / group, which = threadIdx.x / group, t = threadIdx.x % group;
   const int64_t F = p.features, s = blockIdx.x % p.segments, part = blockIdx.x / p.segments;
   const int64_t first = part * groups + which, stride = parts * groups;  // rows
