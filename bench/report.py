@@ -1,4 +1,4 @@
-"""A Markdown table and a picture from a result of bench/matmul.py or bench/matmul_gpu.py.
+"""A Markdown table and a picture from a result of bench/matmul.py, bench/matmul_gpu.py or bench/fused_gpu.py.
 
 python bench/report.py bench/results/matmul_cpu_floors.json
 """
@@ -255,7 +255,7 @@ def gpu_plot(document, path):
 def bandwidth_table(document):
     """Percent of the memory's rate and PyTorch's time by ours, one line for each case of bench/fused_gpu.py."""
     about = (document[key] for key in ("device", "torch", "date", "commit"))
-    lines = ["{}, PyTorch {}, {}, {}".format(*about), ""]
+    lines = ["{}, PyTorch {}, {}, {}".format(*about), "", *([document["note"], ""] if "note" in document else [])]
     lines += [f"Percent of {document['peak_GBs'] / 1e3:.2f} TB/s, each byte counted once. * : below the floor.", ""]
     lines += ["| operator | dtype | shape | us | percent | floor | times as fast as PyTorch |", "|" + " --- |" * 7]
     for row in document["rows"]:
@@ -300,12 +300,15 @@ def main():
     parser.add_argument("json", type=pathlib.Path)
     path = parser.parse_args().json
     document = json.loads(path.read_text())
-    if "device" in document:
+    drawn = True
+    if "peak_GBs" in document:
+        path.with_suffix(".md").write_text(bandwidth_table(document))
+        bandwidth_plot(document, path.with_suffix(".png"))
+    elif "device" in document:
         path.with_suffix(".md").write_text(gpu_table(document))
         drawn = gpu_plot(document, path.with_suffix(".png"))
     else:
         path.with_suffix(".md").write_text(table(document))
-        drawn = True
         plot(document, path.with_suffix(".png"))
     print(f"wrote {path.with_suffix('.md')}" + f" and {path.with_suffix('.png')}" * drawn)
 
