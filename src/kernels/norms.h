@@ -12,7 +12,8 @@
 // near the mean. Since float32 cannot hold a mean of 1e4 to what a spread of 1 needs, means come in two parts, `mean` and
 // the much smaller `residual`, and x - m is (x - mean) - residual.
 //
-// Any pointer is fine: 16-byte alignment buys speed alone. No buffer overlaps another. The same inputs give the same
+// Any pointer is fine: 16-byte alignment buys speed alone. On the host y may be x's buffer, and dx that of dy or x;
+// otherwise no buffer overlaps another. The same inputs give the same
 // bits, whatever the number of threads. Empty tensors give gradients, means and variances of 0.
 #pragma once
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <functional>
 #include <memory>
 
@@ -62,10 +64,19 @@ class OpThreadPool : public ThreadPool {
       workers_->Schedule([job, worker] { job->Work(worker); });
     }
     job->Work(0);
+    // Whoever has the last task is about to be done with it, mostly sooner than this thread could fall asleep and wake.
+    constexpr int kLooks = 2000;
+    for (int look = 0; look < kLooks && !job->finished.HasBeenNotified(); ++look) Pause();
     job->finished.WaitForNotification();
   }
 
  private:
+  static void Pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
   struct Job {
     Job(int64_t tasks, const std::function<void(int64_t, int)>& body) : tasks(tasks), body(body) {}
 
@@ -93,6 +104,70 @@ inline absl::Status AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t by
   if (bytes == 0) return absl::OkStatus();
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_UINT8, tensorflow::TensorShape({bytes}), holder));
   *data = holder->data();
+  return absl::OkStatus();
+}
+
+// Where an op's kernels run; one is made for each call.
+class CpuDevice {
+ public:
+  // Whether an output in the buffer of an input saves anything: fresh memory is slow here, and pooled on a GPU.
+  static constexpr bool kInPlace = true;
+
+  explicit CpuDevice(tensorflow::OpKernelContext* ctx) : pool_(ctx) {}
+  Status Prepare() { return {}; }
+  ThreadPool* pool() { return &pool_; }
+  Status Synchronize() { return {}; }
+
+ private:
+  OpThreadPool pool_;
+};
+
+#ifdef BLOCKSPARSE_CUDA
+class GpuDevice {
+ public:
+  static constexpr bool kInPlace = false;
+
+  explicit GpuDevice(tensorflow::OpKernelContext* ctx) : stream_(GpuStream(ctx)) {}
+  Status Prepare() { return cuda::CurrentChip(&chip_); }
+  const Chip& chip() const { return chip_; }
+  Stream stream() const { return stream_; }
+  Status Synchronize() { return cuda::Synchronize(stream_); }
+
+ private:
+  Stream stream_;
+  Chip chip_;
+};
+#endif
+
+// The mean time of `times` runs more, in milliseconds. Every repeat writes the same output.
+template <class Device, class Body>
+absl::Status MeanMs(Device& device, int times, const Body& run, double* ms) {
+  TF_RETURN_IF_ERROR(ToAbsl(device.Synchronize()));
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < times; ++i) TF_RETURN_IF_ERROR(ToAbsl(run()));
+  TF_RETURN_IF_ERROR(ToAbsl(device.Synchronize()));
+  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
+  *ms = elapsed.count() / times;
+  return absl::OkStatus();
+}
+
+// Allocates scratch and runs; with `bench` that many times more, and prints the mean time and the rate of `bytes`.
+// A family has, for each device, WorkspaceBytes(Device&, const Problem&) and Run(Device&, const Problem&, void* workspace).
+template <class Device, class Problem>
+absl::Status RunProblem(tensorflow::OpKernelContext* ctx, const Problem& problem, int bench = 0, const char* label = "",
+                        double bytes = 0) {
+  Device device(ctx);
+  TF_RETURN_IF_ERROR(ToAbsl(device.Prepare()));
+  tensorflow::Tensor scratch;
+  void* workspace = nullptr;
+  TF_RETURN_IF_ERROR(AllocateScratch(ctx, WorkspaceBytes(device, problem), &scratch, &workspace));
+  const auto run = [&] { return Run(device, problem, workspace); };
+  TF_RETURN_IF_ERROR(ToAbsl(run()));
+  if (bench <= 0) return absl::OkStatus();
+  double ms;
+  TF_RETURN_IF_ERROR(MeanMs(device, bench, run, &ms));
+  std::printf("%s %.4f ms %.1f GB/s\n", label, ms, bytes / ms * 1e-6);
+  std::fflush(stdout);
   return absl::OkStatus();
 }
 

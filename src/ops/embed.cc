@@ -1,13 +1,25 @@
 // The ops of embedding lookup: registration, shape functions, checks, and the way from tensors to a kernel.
 #include "kernels/embed.h"
 
-#include <chrono>
-#include <cstdio>
 #include <string>
 
 #include "ops/common.h"
 
 namespace blocksparse {
+
+// ----------------------------------------------------------------------------------------- from problem to kernel
+
+static int64_t WorkspaceBytes(CpuDevice&, const EmbeddingProblem& problem) { return cpu::WorkspaceBytes(problem); }
+static Status Run(CpuDevice& device, const EmbeddingProblem& problem, void* workspace) {
+  return cpu::Run(problem, workspace, device.pool());
+}
+#ifdef BLOCKSPARSE_CUDA
+static int64_t WorkspaceBytes(GpuDevice&, const EmbeddingProblem& problem) { return cuda::WorkspaceBytes(problem); }
+static Status Run(GpuDevice& device, const EmbeddingProblem& problem, void* workspace) {
+  return cuda::Run(problem, workspace, device.stream());
+}
+#endif
+
 namespace {
 
 using tensorflow::OpKernel;
@@ -54,30 +66,6 @@ EMBEDDING_OP("EmbeddingLookupGrad")
       return absl::OkStatus();
     });
 
-struct CpuDevice {
-  static Status Check() { return {}; }
-  static int64_t WorkspaceBytes(const EmbeddingProblem& problem) { return cpu::WorkspaceBytes(problem); }
-  static Status Run(OpKernelContext* ctx, const EmbeddingProblem& problem, void* workspace) {
-    OpThreadPool pool(ctx);
-    return cpu::Run(problem, workspace, &pool);
-  }
-  static Status Synchronize(OpKernelContext*) { return {}; }
-};
-
-#ifdef BLOCKSPARSE_CUDA
-struct GpuDevice {
-  static Status Check() {
-    Chip chip;
-    return cuda::CurrentChip(&chip);
-  }
-  static int64_t WorkspaceBytes(const EmbeddingProblem& problem) { return cuda::WorkspaceBytes(problem); }
-  static Status Run(OpKernelContext* ctx, const EmbeddingProblem& problem, void* workspace) {
-    return cuda::Run(problem, workspace, GpuStream(ctx));
-  }
-  static Status Synchronize(OpKernelContext* ctx) { return cuda::Synchronize(GpuStream(ctx)); }
-};
-#endif
-
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
 template <class Device, bool gradient>
@@ -122,21 +110,8 @@ class EmbeddingOp : public OpKernel {
     problem.index = index.data();
     problem.x = x.data();
     problem.y = out->data();
-    OP_REQUIRES_OK(ctx, ToAbsl(Device::Check()));
-    Tensor scratch;
-    void* workspace = nullptr;
-    OP_REQUIRES_OK(ctx, AllocateScratch(ctx, Device::WorkspaceBytes(problem), &scratch, &workspace));
-    auto run = [&] { return ToAbsl(Device::Run(ctx, problem, workspace)); };
-    OP_REQUIRES_OK(ctx, run());
-    if (bench_ <= 0) return;
-    OP_REQUIRES_OK(ctx, ToAbsl(Device::Synchronize(ctx)));
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < bench_; ++i) OP_REQUIRES_OK(ctx, run());
-    OP_REQUIRES_OK(ctx, ToAbsl(Device::Synchronize(ctx)));
-    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-    const double ms = elapsed.count() / bench_, bytes = double(x.TotalBytes()) + double(out->TotalBytes());
-    std::printf("%s %.4f ms %.1f GB/s\n", type_string().c_str(), ms, bytes / ms * 1e-6);
-    std::fflush(stdout);
+    const double bytes = double(x.TotalBytes()) + double(out->TotalBytes());
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem, bench_, type_string().c_str(), bytes));
   }
 
  private:

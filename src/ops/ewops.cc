@@ -1,8 +1,6 @@
 // Elementwise ops: registration, shape functions, checks, and the way from tensors to a kernel.
 #include "kernels/ewops.h"
 
-#include <chrono>
-#include <cstdio>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -14,6 +12,32 @@
 #include "tensorflow/core/framework/resource_var.h"
 
 namespace blocksparse {
+
+// ----------------------------------------------------------------------------------------- from problem to kernel
+
+template <class Device, class Problem>
+static int64_t WorkspaceBytes(Device&, const Problem&) {
+  return 0;
+}
+template <class Problem>
+static Status Run(CpuDevice& device, const Problem& problem, void*) {
+  return cpu::Run(problem, device.pool());
+}
+static int64_t WorkspaceBytes(CpuDevice&, const ChannelProblem& problem) { return cpu::WorkspaceBytes(problem); }
+static Status Run(CpuDevice& device, const ChannelProblem& problem, void* workspace) {
+  return cpu::Run(problem, workspace, device.pool());
+}
+#ifdef BLOCKSPARSE_CUDA
+template <class Problem>
+static Status Run(GpuDevice& device, const Problem& problem, void*) {
+  return cuda::Run(problem, device.stream());
+}
+static int64_t WorkspaceBytes(GpuDevice&, const ChannelProblem& problem) { return cuda::WorkspaceBytes(problem); }
+static Status Run(GpuDevice& device, const ChannelProblem& problem, void* workspace) {
+  return cuda::Run(problem, workspace, device.stream());
+}
+#endif
+
 namespace {
 
 using tensorflow::OpKernel;
@@ -265,77 +289,7 @@ EW_OP("AssignAddVariable").Input("resource: resource").Input("x: T").SetIsStatef
   return absl::OkStatus();
 });
 
-// ----------------------------------------------------------------------------------------- from problem to kernel
-
-class CpuDevice {
- public:
-  explicit CpuDevice(OpKernelContext* ctx) : pool_(ctx) {}
-  Status Prepare() { return {}; }
-  template <class Problem>
-  Status Run(const Problem& problem) {
-    return cpu::Run(problem, &pool_);
-  }
-  int64_t WorkspaceBytes(const ChannelProblem& problem) { return cpu::WorkspaceBytes(problem); }
-  Status Run(const ChannelProblem& problem, void* workspace) { return cpu::Run(problem, workspace, &pool_); }
-  Status Synchronize() { return {}; }
-
- private:
-  OpThreadPool pool_;
-};
-
-#ifdef BLOCKSPARSE_CUDA
-class GpuDevice {
- public:
-  explicit GpuDevice(OpKernelContext* ctx) : stream_(GpuStream(ctx)) {}
-  Status Prepare() {
-    Chip chip;
-    return cuda::CurrentChip(&chip);
-  }
-  template <class Problem>
-  Status Run(const Problem& problem) {
-    return cuda::Run(problem, stream_);
-  }
-  int64_t WorkspaceBytes(const ChannelProblem& problem) { return cuda::WorkspaceBytes(problem); }
-  Status Run(const ChannelProblem& problem, void* workspace) { return cuda::Run(problem, workspace, stream_); }
-  Status Synchronize() { return cuda::Synchronize(stream_); }
-
- private:
-  Stream stream_;
-};
-#endif
-
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
-template <class Device, class Problem>
-absl::Status RunOn(OpKernelContext* ctx, const Problem& problem) {
-  Device device(ctx);
-  TF_RETURN_IF_ERROR(ToAbsl(device.Prepare()));
-  if constexpr (std::is_same<Problem, ChannelProblem>::value) {
-    Tensor scratch;
-    void* workspace = nullptr;
-    TF_RETURN_IF_ERROR(AllocateScratch(ctx, device.WorkspaceBytes(problem), &scratch, &workspace));
-    return ToAbsl(device.Run(problem, workspace));
-  } else {
-    return ToAbsl(device.Run(problem));
-  }
-}
-
-// Runs `bench` times more, and prints the mean time and the rate of `bytes`. Every repeat writes the same output.
-template <class Device, class Problem>
-absl::Status RunBenched(OpKernelContext* ctx, const Problem& problem, int bench, const char* label, double bytes) {
-  TF_RETURN_IF_ERROR(RunOn<Device>(ctx, problem));
-  if (bench <= 0) return absl::OkStatus();
-  Device device(ctx);
-  TF_RETURN_IF_ERROR(ToAbsl(device.Synchronize()));
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < bench; ++i) TF_RETURN_IF_ERROR(RunOn<Device>(ctx, problem));
-  TF_RETURN_IF_ERROR(ToAbsl(device.Synchronize()));
-  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-  const double ms = elapsed.count() / bench;
-  std::printf("%s %.4f ms %.1f GB/s\n", label, ms, bytes / ms * 1e-6);
-  std::fflush(stdout);
-  return absl::OkStatus();
-}
 
 // ------------------------------------------------------------------------------------------------ element by element
 
@@ -382,7 +336,7 @@ class MapOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     EwProblem problem = problem_;
     OP_REQUIRES_OK(ctx, MapOperands(ctx, inputs, outputs, &problem));
-    if (problem.n > 0) OP_REQUIRES_OK(ctx, RunOn<Device>(ctx, problem));
+    if (problem.n > 0) OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 
  private:
@@ -415,7 +369,7 @@ class FilterOp : public OpKernel {
     EwProblem problem = problem_;
     OP_REQUIRES_OK(ctx, HostScalar(ctx, 1, "scale", &problem.alpha));
     OP_REQUIRES_OK(ctx, MapOperands(ctx, 1, 1, &problem));
-    if (problem.n > 0) OP_REQUIRES_OK(ctx, RunOn<Device>(ctx, problem));
+    if (problem.n > 0) OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 
  private:
@@ -442,7 +396,7 @@ class CastOp : public OpKernel {
     problem.n = x.NumElements();
     problem.x = x.data();
     problem.y = y->data();
-    OP_REQUIRES_OK(ctx, RunOn<Device>(ctx, problem));
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 };
 
@@ -474,7 +428,7 @@ class AddNOp : public OpKernel {
     problem.count = count;
     problem.x = x.data();
     problem.y = y->data();
-    OP_REQUIRES_OK(ctx, RunOn<Device>(ctx, problem));
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 };
 
@@ -561,7 +515,7 @@ class ChannelOp : public OpKernel {
       OP_REQUIRES_OK(ctx, ctx->allocate_output(sum_alone ? 0 : 1, b.shape(), &sum));
       (gain_ ? problem.dgain : problem.dbias) = sum->flat<float>().data();
     }
-    OP_REQUIRES_OK(ctx, RunBenched<Device>(ctx, problem, bench_, type_string().c_str(), bytes));
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem, bench_, type_string().c_str(), bytes));
   }
 
  private:
@@ -602,7 +556,7 @@ class GenDropoutMaskOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({(problem.n + 31) / 32}), &mask));
     if (problem.n == 0) return;
     problem.mask = static_cast<uint32_t*>(mask->data());
-    OP_REQUIRES_OK(ctx, RunOn<Device>(ctx, problem));
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 };
 
@@ -626,7 +580,7 @@ class DropoutOp : public OpKernel {
     if (problem.n == 0) return;
     problem.y = y->data();
     problem.mask = static_cast<uint32_t*>(mask->data());
-    OP_REQUIRES_OK(ctx, RunOn<Device>(ctx, problem));
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 };
 
@@ -693,7 +647,7 @@ class ApplyDropoutMaskOp : public OpKernel {
     if (problem.n == 0) return;
     problem.y = y->data();
     problem.mask = static_cast<uint32_t*>(const_cast<void*>(static_cast<const void*>(mask.data())));
-    OP_REQUIRES_OK(ctx, RunOn<Device>(ctx, problem));
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 };
 
@@ -724,7 +678,7 @@ class ConcreteGateOp : public OpKernel {
     problem.x = x.flat<float>().data();
     problem.gate = gate->flat<float>().data();
     problem.concrete = concrete->flat<float>().data();
-    OP_REQUIRES_OK(ctx, RunOn<Device>(ctx, problem));
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 
  private:
@@ -749,7 +703,7 @@ class ConcreteMapOp : public OpKernel {
       problem.alpha = 1.f / temperature;
     }
     OP_REQUIRES_OK(ctx, MapOperands(ctx, gradient ? 2 : 1, 1, &problem));
-    if (problem.n > 0) OP_REQUIRES_OK(ctx, RunOn<Device>(ctx, problem));
+    if (problem.n > 0) OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 
  private:
@@ -797,7 +751,7 @@ class FancyGatherOp : public OpKernel {
     problem.index = index.flat<int32_t>().data();
     problem.x = in.data();
     problem.y = out->data();
-    OP_REQUIRES_OK(ctx, RunOn<Device>(ctx, problem));
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 };
 
@@ -851,7 +805,7 @@ class ReduceMaxOp : public OpKernel {
     if (out->NumElements() == 0) return;
     problem.x = in.data();
     problem.y = out->data();
-    OP_REQUIRES_OK(ctx, RunBenched<Device>(ctx, problem, bench_, "ReduceMax", double(in.TotalBytes())));
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem, bench_, "ReduceMax", double(in.TotalBytes())));
   }
 
  private:
@@ -875,7 +829,7 @@ absl::Status AddTo(OpKernelContext* ctx, const Tensor& y, const Tensor& x, Tenso
   problem.in[0] = y.data();
   problem.in[1] = x.data();
   problem.out[0] = out->data();
-  return RunOn<Device>(ctx, problem);
+  return RunProblem<Device>(ctx, problem);
 }
 
 template <class Device>

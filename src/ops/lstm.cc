@@ -8,6 +8,20 @@
 #include "ops/common.h"
 
 namespace blocksparse {
+
+// ----------------------------------------------------------------------------------------- from problem to kernel
+
+static int64_t WorkspaceBytes(CpuDevice&, const LstmGatesProblem& problem) { return cpu::WorkspaceBytes(problem); }
+static Status Run(CpuDevice& device, const LstmGatesProblem& problem, void* workspace) {
+  return cpu::Run(problem, workspace, device.pool());
+}
+#ifdef BLOCKSPARSE_CUDA
+static int64_t WorkspaceBytes(GpuDevice&, const LstmGatesProblem& problem) { return cuda::WorkspaceBytes(problem); }
+static Status Run(GpuDevice& device, const LstmGatesProblem& problem, void* workspace) {
+  return cuda::Run(problem, workspace, device.stream());
+}
+#endif
+
 namespace {
 
 using tensorflow::OpKernel;
@@ -97,29 +111,7 @@ GATES_OP("LSTMGates4Grad")
     .Attr("nh: int >= 0")
     .SetShapeFn(GatesGradShape<false>);
 
-// ----------------------------------------------------------------------------------------- from problem to kernel
-
-struct CpuDevice {
-  static Status Check() { return {}; }
-  static int64_t WorkspaceBytes(const LstmGatesProblem& problem) { return cpu::WorkspaceBytes(problem); }
-  static Status Run(OpKernelContext* ctx, const LstmGatesProblem& problem, void* workspace) {
-    OpThreadPool pool(ctx);
-    return cpu::Run(problem, workspace, &pool);
-  }
-};
-
-#ifdef BLOCKSPARSE_CUDA
-struct GpuDevice {
-  static Status Check() {
-    Chip chip;
-    return cuda::CurrentChip(&chip);
-  }
-  static int64_t WorkspaceBytes(const LstmGatesProblem& problem) { return cuda::WorkspaceBytes(problem); }
-  static Status Run(OpKernelContext* ctx, const LstmGatesProblem& problem, void* workspace) {
-    return cuda::Run(problem, workspace, GpuStream(ctx));
-  }
-};
-#endif
+// ------------------------------------------------------------------------------------------------------- kernels
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
@@ -213,11 +205,7 @@ class GatesOp : public OpKernel {
     }
     // A gradient of no rows has a bias of zeros.
     if (problem.width == 0 || (problem.rows == 0 && !problem.dbias)) return;
-    OP_REQUIRES_OK(ctx, ToAbsl(Device::Check()));
-    Tensor scratch;
-    void* workspace = nullptr;
-    OP_REQUIRES_OK(ctx, AllocateScratch(ctx, Device::WorkspaceBytes(problem), &scratch, &workspace));
-    OP_REQUIRES_OK(ctx, ToAbsl(Device::Run(ctx, problem, workspace)));
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, problem));
   }
 
  private:

@@ -1,7 +1,6 @@
 // Ops of the block-sparse matrix product: registration, shape functions, checks, and the way from tensors to a kernel.
 #include "kernels/matmul.h"
 
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <type_traits>
@@ -146,54 +145,47 @@ REGISTER_OP("BlocksparseMatmulDG")
 // ------------------------------------------------------------------------------------------ from problem to kernel
 
 // A device as a product meets it: the backend's functions, with what they need of TensorFlow.
-class CpuDevice {
+class CpuMatmul : public CpuDevice {
  public:
-  explicit CpuDevice(OpKernelContext* ctx) : pool_(ctx) {}
-  Status Prepare() { return {}; }
-  MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& t) { return cpu::ChooseMatmul(p, t, pool_.threads()); }
+  using CpuDevice::CpuDevice;
+  MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& t) {
+    return cpu::ChooseMatmul(p, t, pool()->threads());
+  }
   absl::Status Plan(const MatmulProblem& p, const LayoutTable& t, const MatmulChoice& c, MatmulPlans::Entry* entry) {
     return ToAbsl(cpu::PlanMatmul(p, t, c, &entry->plan));
   }
   int64_t WorkspaceBytes(const MatmulProblem& p, const MatmulChoice& c, const MatmulPlan& plan) {
-    return cpu::MatmulWorkspaceBytes(p, c, plan, pool_.threads());
+    return cpu::MatmulWorkspaceBytes(p, c, plan, pool()->threads());
   }
   Status Run(const MatmulProblem& p, const MatmulChoice& c, const MatmulPlans::Entry& entry, void* workspace) {
-    return cpu::RunMatmul(p, c, entry.plan, workspace, &pool_);
+    return cpu::RunMatmul(p, c, entry.plan, workspace, pool());
   }
-  Status Run(const GateGradProblem& p) { return cpu::RunGateGrad(p, &pool_); }
-  Status Synchronize() { return {}; }
-
- private:
-  OpThreadPool pool_;
+  Status Run(const GateGradProblem& p) { return cpu::RunGateGrad(p, pool()); }
 };
 
 #ifdef BLOCKSPARSE_CUDA
-class GpuDevice {
+class GpuMatmul : public GpuDevice {
  public:
-  explicit GpuDevice(OpKernelContext* ctx) : ctx_(ctx), stream_(GpuStream(ctx)) {}
-  Status Prepare() { return cuda::CurrentChip(&chip_); }
-  MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& t) { return cuda::ChooseMatmul(p, t, chip_); }
+  explicit GpuMatmul(OpKernelContext* ctx) : GpuDevice(ctx), ctx_(ctx) {}
+  MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& t) { return cuda::ChooseMatmul(p, t, chip()); }
   absl::Status Plan(const MatmulProblem& p, const LayoutTable& t, const MatmulChoice& c, MatmulPlans::Entry* entry) {
     TF_RETURN_IF_ERROR(ToAbsl(cuda::PlanMatmul(p, t, c, &entry->plan)));
     const auto& words = entry->plan.words;
     const int64_t bytes = int64_t(words.size()) * 4;
     TF_RETURN_IF_ERROR(ctx_->allocate_temp(tensorflow::DT_UINT8, TensorShape({bytes}), &entry->words));
-    return ToAbsl(cuda::CopyToDevice(entry->words.data(), words.data(), bytes, stream_));
+    return ToAbsl(cuda::CopyToDevice(entry->words.data(), words.data(), bytes, stream()));
   }
   int64_t WorkspaceBytes(const MatmulProblem& p, const MatmulChoice& c, const MatmulPlan& plan) {
-    return cuda::MatmulWorkspaceBytes(p, c, plan, chip_);
+    return cuda::MatmulWorkspaceBytes(p, c, plan, chip());
   }
   Status Run(const MatmulProblem& p, const MatmulChoice& c, const MatmulPlans::Entry& entry, void* workspace) {
     const auto* words = static_cast<const int32_t*>(entry.words.data());
-    return cuda::RunMatmul(p, c, entry.plan, words, workspace, chip_, stream_);
+    return cuda::RunMatmul(p, c, entry.plan, words, workspace, chip(), stream());
   }
-  Status Run(const GateGradProblem& p) { return cuda::RunGateGrad(p, stream_); }
-  Status Synchronize() { return cuda::Synchronize(stream_); }
+  Status Run(const GateGradProblem& p) { return cuda::RunGateGrad(p, stream()); }
 
  private:
   OpKernelContext* ctx_;
-  Stream stream_;
-  Chip chip_;
 };
 #endif
 
@@ -206,12 +198,8 @@ absl::Status CreatePlans(MatmulPlans** plans) {
 template <class Device, class Run>
 absl::Status Bench(int bench, const MatmulProblem& problem, const MatmulChoice& choice, Device& device, Run run) {
   TF_RETURN_IF_ERROR(ToAbsl(run()));
-  TF_RETURN_IF_ERROR(ToAbsl(device.Synchronize()));
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < bench; ++i) TF_RETURN_IF_ERROR(ToAbsl(run()));
-  TF_RETURN_IF_ERROR(ToAbsl(device.Synchronize()));
-  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-  const double ms = elapsed.count() / bench;
+  double ms;
+  TF_RETURN_IF_ERROR(MeanMs(device, bench, run, &ms));
   int64_t n = 0;
   for (int p = 0; p < problem.pairs; ++p) n += problem.n[p];
   const double flops = 2.0 * double(n) * problem.blocks * problem.bsize * problem.bsize;
@@ -477,9 +465,9 @@ class GateGradOp : public OpKernel {
   REGISTER_MATMUL("BlocksparseMatmulDWA", device, WeightGradOp<Backend, /*accumulate=*/true>); \
   REGISTER_KERNEL_BUILDER(Name("BlocksparseMatmulDG").Device(device), GateGradOp<Backend>)
 
-REGISTER_DEVICE(tensorflow::DEVICE_CPU, CpuDevice);
+REGISTER_DEVICE(tensorflow::DEVICE_CPU, CpuMatmul);
 #ifdef BLOCKSPARSE_CUDA
-REGISTER_DEVICE(tensorflow::DEVICE_GPU, GpuDevice);
+REGISTER_DEVICE(tensorflow::DEVICE_GPU, GpuMatmul);
 #endif
 
 }  // namespace

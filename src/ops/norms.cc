@@ -1,12 +1,31 @@
 // Normalization ops: registration, shape functions, checks, and the way from tensors to a kernel.
 #include "kernels/norms.h"
 
-#include <chrono>
-#include <cstdio>
-
 #include "ops/common.h"
 
 namespace blocksparse {
+
+// ----------------------------------------------------------------------------------------- from problem to kernel
+
+template <class Problem>
+static int64_t WorkspaceBytes(CpuDevice& device, const Problem& problem) {
+  return cpu::WorkspaceBytes(problem, device.pool()->threads());
+}
+template <class Problem>
+static Status Run(CpuDevice& device, const Problem& problem, void* workspace) {
+  return cpu::Run(problem, workspace, device.pool());
+}
+#ifdef BLOCKSPARSE_CUDA
+template <class Problem>
+static int64_t WorkspaceBytes(GpuDevice& device, const Problem& problem) {
+  return cuda::WorkspaceBytes(problem, device.chip());
+}
+template <class Problem>
+static Status Run(GpuDevice& device, const Problem& problem, void* workspace) {
+  return cuda::Run(problem, workspace, device.chip(), device.stream());
+}
+#endif
+
 namespace {
 
 using tensorflow::OpKernel;
@@ -174,68 +193,9 @@ REGISTER_OP("BatchNormGradNCDHW")
       return absl::OkStatus();
     });
 
-// ----------------------------------------------------------------------------------------- from problem to kernel
-
-class CpuDevice {
- public:
-  explicit CpuDevice(OpKernelContext* ctx) : pool_(ctx) {}
-  Status Prepare() { return {}; }
-  template <class Problem>
-  int64_t WorkspaceBytes(const Problem& problem) {
-    return cpu::WorkspaceBytes(problem, pool_.threads());
-  }
-  template <class Problem>
-  Status Run(const Problem& problem, void* workspace) {
-    return cpu::Run(problem, workspace, &pool_);
-  }
-  Status Synchronize() { return {}; }
-
- private:
-  OpThreadPool pool_;
-};
-
-#ifdef BLOCKSPARSE_CUDA
-class GpuDevice {
- public:
-  explicit GpuDevice(OpKernelContext* ctx) : stream_(GpuStream(ctx)) {}
-  Status Prepare() { return cuda::CurrentChip(&chip_); }
-  template <class Problem>
-  int64_t WorkspaceBytes(const Problem& problem) {
-    return cuda::WorkspaceBytes(problem, chip_);
-  }
-  template <class Problem>
-  Status Run(const Problem& problem, void* workspace) {
-    return cuda::Run(problem, workspace, chip_, stream_);
-  }
-  Status Synchronize() { return cuda::Synchronize(stream_); }
-
- private:
-  Stream stream_;
-  Chip chip_;
-};
-#endif
-
-// Checks, allocates scratch, runs; with `bench` that many times more, and prints the mean time and the rate of `bytes`.
-template <class Device, class Problem>
-absl::Status RunNorm(OpKernelContext* ctx, const Problem& problem, int bench, const char* label, int64_t elements) {
-  TF_RETURN_IF_ERROR(ToAbsl(CheckNorm(problem)));
-  Device device(ctx);
-  TF_RETURN_IF_ERROR(ToAbsl(device.Prepare()));
-  Tensor scratch;
-  void* workspace = nullptr;
-  TF_RETURN_IF_ERROR(AllocateScratch(ctx, device.WorkspaceBytes(problem), &scratch, &workspace));
-  TF_RETURN_IF_ERROR(ToAbsl(device.Run(problem, workspace)));
-  if (bench <= 0) return absl::OkStatus();
-  TF_RETURN_IF_ERROR(ToAbsl(device.Synchronize()));
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < bench; ++i) TF_RETURN_IF_ERROR(ToAbsl(device.Run(problem, workspace)));
-  TF_RETURN_IF_ERROR(ToAbsl(device.Synchronize()));
-  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
-  const double ms = elapsed.count() / bench;
-  const double bytes = double(elements) * double(SizeOf(problem.dtype)) * (problem.gradient ? 3 : 2);
-  std::printf("%s %lld elements %.4f ms %.1f GB/s\n", label, static_cast<long long>(elements), ms, bytes / ms * 1e-6);
-  std::fflush(stdout);
-  return absl::OkStatus();
+// Every tensor is read or written once.
+double Bytes(int64_t elements, DType dtype, bool gradient) {
+  return double(elements) * double(SizeOf(dtype)) * (gradient ? 3 : 2);
 }
 
 // ------------------------------------------------------------------------------------------------------- kernels
@@ -250,6 +210,14 @@ absl::Status CheckSame(const char* name, const Tensor& tensor, const TensorShape
   if (tensor.shape() == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(name, " must be ", expected.DebugString(), ", got ", tensor.shape().DebugString()));
+}
+
+// Output 0, on the host in the buffer of one of the inputs where nobody else holds it.
+template <class Device>
+absl::Status AllocateLike(OpKernelContext* ctx, std::initializer_list<int> inputs, const TensorShape& shape,
+                          Tensor** out) {
+  if (!Device::kInPlace) return ctx->allocate_output(0, shape, out);
+  return ctx->forward_input_or_allocate_output(inputs, 0, shape, out);
 }
 
 template <class Device, bool gradient>
@@ -294,21 +262,23 @@ class LayerNormOp : public OpKernel {
         *statistics[i] = const_cast<float*>(ctx->input(4 + i).flat<float>().data());  // only read
       }
       Tensor *dx, *dg, *db;
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(0, x.shape(), &dx));
+      OP_REQUIRES_OK(ctx, AllocateLike<Device>(ctx, {0, 1}, x.shape(), &dx));
       OP_REQUIRES_OK(ctx, ctx->allocate_output(1, g.shape(), &dg));
       OP_REQUIRES_OK(ctx, ctx->allocate_output(2, b.shape(), &db));
       p.dy = ctx->input(0).data(), p.dx = dx->data();
       p.dgain = dg->flat<float>().data(), p.dbias = db->flat<float>().data();
     } else {
       Tensor *y, *statistics[3];
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(0, x.shape(), &y));
+      OP_REQUIRES_OK(ctx, AllocateLike<Device>(ctx, {0}, x.shape(), &y));
       for (int i = 0; i < 3; ++i) OP_REQUIRES_OK(ctx, ctx->allocate_output(1 + i, rows, &statistics[i]));
       p.y = y->data();
       p.mean = statistics[0]->flat<float>().data();
       p.residual = statistics[1]->flat<float>().data();
       p.rstd = statistics[2]->flat<float>().data();
     }
-    OP_REQUIRES_OK(ctx, RunNorm<Device>(ctx, p, bench_, gradient ? "LayerNormGrad" : "LayerNorm", x.NumElements()));
+    OP_REQUIRES_OK(ctx, ToAbsl(CheckNorm(p)));
+    const double bytes = Bytes(x.NumElements(), p.dtype, gradient);
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, p, bench_, gradient ? "LayerNormGrad" : "LayerNorm", bytes));
   }
 
  private:
@@ -352,7 +322,8 @@ class BatchNormOp : public OpKernel {
     for (int d = 2; d < x.dims(); ++d) p.inner *= x.dim_size(d);
     p.x = x.data(), p.gain = vector(kX + 1);
     Tensor *out, *vectors[3];
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, x.shape(), &out));
+    OP_REQUIRES_OK(ctx, kX == 0 ? AllocateLike<Device>(ctx, {0}, x.shape(), &out)
+                                : AllocateLike<Device>(ctx, {0, 1}, x.shape(), &out));
     for (int i = 1; i < ctx->num_outputs(); ++i)
       OP_REQUIRES_OK(ctx, ctx->allocate_output(i, g.shape(), &vectors[i - 1]));
     if constexpr (kind == Batch::kGradient) {
@@ -370,7 +341,9 @@ class BatchNormOp : public OpKernel {
       }
     }
     static const char* const kLabels[] = {"BatchNorm", "BatchNormInference", "BatchNormGrad"};
-    OP_REQUIRES_OK(ctx, RunNorm<Device>(ctx, p, bench_, kLabels[int(kind)], x.NumElements()));
+    OP_REQUIRES_OK(ctx, ToAbsl(CheckNorm(p)));
+    const double bytes = Bytes(x.NumElements(), p.dtype, p.gradient);
+    OP_REQUIRES_OK(ctx, RunProblem<Device>(ctx, p, bench_, kLabels[int(kind)], bytes));
   }
 
  private:
