@@ -56,8 +56,8 @@ def main():
                         calls = {name: lambda g=graph: g() for name, graph in graphs.items()}
                         times = rounds(calls, options.rounds, options.clock)
                         kept = quiet(times["tf"])
-                        row = {"part": part, "kind": kind, "dtype": dtype.name, "indices": count, "rows": rows}
-                        row.update({"width": width, "kept": len(kept)})
+                        row = {"op": f"{part}, {kind} indices", "dtype": dtype.name, "shape": [count, rows, width]}
+                        row.update({"floor": 1.0, "kept": len(kept)})
                         row.update({f"{name}_ms": min(t) * 1e3 for name, t in times.items()})
                         row["ratio"] = median_ratio(times["tf"], times["ours"], kept)
                         results.append(row)
@@ -67,7 +67,16 @@ def main():
                             f"as fast ({len(kept)} rounds)",
                             flush=True,
                         )
-    print(save(options.json, {"about": about("cpu", options.threads), "clock": options.clock, "results": results}))
+    print(
+        save(
+            options.json,
+            {
+                "about": about("cpu", options.threads) | {"tensorflow": tf.__version__},
+                "clock": options.clock,
+                "results": results,
+            },
+        )
+    )
 
 
 if __name__ == "__main__":

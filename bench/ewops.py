@@ -144,7 +144,16 @@ def main():
                     f"{row['ratio']:5.2f} (floor {floor}){'' if row['ratio'] >= floor else '  below'}",
                     flush=True,
                 )
-    print(save(options.json, {"about": about("cpu", options.threads), "clock": options.clock, "results": results}))
+    print(
+        save(
+            options.json,
+            {
+                "about": about("cpu", options.threads) | {"tensorflow": tf.__version__},
+                "clock": options.clock,
+                "results": results,
+            },
+        )
+    )
 
 
 if __name__ == "__main__":

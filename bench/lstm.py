@@ -55,7 +55,8 @@ def main():
                     calls = {name: lambda f=f, x=operands: f(*x) for name, f in (("tf", theirs), ("ours", ours))}
                     times = rounds(calls, options.rounds, options.clock)
                     kept = quiet(times["tf"])
-                    row = {"part": part, "dtype": dtype.name, "rows": rows, "width": width, "kept": len(kept)}
+                    row = {"op": f"gates, {part}", "dtype": dtype.name, "shape": [rows, width], "kept": len(kept)}
+                    row["floor"] = 1.5
                     row.update({f"{name}_ms": min(t) * 1e3 for name, t in times.items()})
                     row["ratio"] = median_ratio(times["tf"], times["ours"], kept)
                     results.append(row)
@@ -64,7 +65,16 @@ def main():
                         f"{row['tf_ms']:7.2f} ms: {row['ratio']:5.2f} times as fast ({len(kept)} rounds)",
                         flush=True,
                     )
-    print(save(options.json, {"about": about("cpu", options.threads), "clock": options.clock, "results": results}))
+    print(
+        save(
+            options.json,
+            {
+                "about": about("cpu", options.threads) | {"tensorflow": tf.__version__},
+                "clock": options.clock,
+                "results": results,
+            },
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def keras_batch_norm(x, g, b):
 
 def cases():
     for shape, axis in (((2048, 1024), 1), ((1024, 4096), 1), ((1024, 2048), 0)):
-        name = f"layer_norm axis {axis} {shape}"
+        name = f"layer_norm axis {axis}"
         yield name, lambda x, g, b, a=axis: bs.layer_norm(x, g, b, axis=a), keras_layer_norm(axis, shape), shape, axis
     yield "batch_norm", lambda x, g, b: bs.batch_norm(x, g, b).y, keras_batch_norm, (8, 64, 56, 56), 1
 
@@ -66,7 +66,7 @@ def main():
             calls = {key: lambda f=f, v=(x, g, b): f(*v) for key, f in graphs.items()}
             times = rounds(calls, options.rounds, options.clock)
             kept = quiet(times["tf"])
-            row = {"op": name, "part": part, "shape": list(shape), "kept": len(kept), "floor": 1.5}
+            row = {"op": f"{name}, {part}", "dtype": "float32", "shape": list(shape), "kept": len(kept), "floor": 1.5}
             row.update({f"{key}_ms": min(t) * 1e3 for key, t in times.items()})
             row["ratio"] = median_ratio(times["tf"], times["ours"], kept)
             results.append(row)
@@ -74,7 +74,16 @@ def main():
                 f"{name:32s} {part:22s} {row['ours_ms']:8.3f} ms, Keras {row['tf_ms']:8.3f} ms: {row['ratio']:5.2f}",
                 flush=True,
             )
-    print(save(options.json, {"about": about("cpu", options.threads), "clock": options.clock, "results": results}))
+    print(
+        save(
+            options.json,
+            {
+                "about": about("cpu", options.threads) | {"tensorflow": tf.__version__},
+                "clock": options.clock,
+                "results": results,
+            },
+        )
+    )
 
 
 if __name__ == "__main__":

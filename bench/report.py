@@ -295,6 +295,58 @@ def bandwidth_plot(document, path):
     figure.savefig(path, dpi=110)
 
 
+def peer_table(document):
+    """TensorFlow's time over ours, a line for each operator, largest shapes first."""
+    about = document["about"]
+    lines = [f"{_machine(about)}, TensorFlow {about['tensorflow']}, {about['date']}, {about['commit']}"]
+    if document["clock"] == "cpu":
+        lines += ["", "Judged by CPU time, as others used the machine."]
+    lines += ["", "TensorFlow's time over ours; * : a busy machine. **Bold** is below what was asked for.", ""]
+    lines += ["| operator | dtype | shape | ms | TensorFlow, ms | ratio | asked |", "|" + " --- |" * 7]
+    for row in document["results"]:
+        ratio = f"{row['ratio']:.2f}"
+        ratio = (ratio if row["ratio"] >= row["floor"] else f"**{ratio}**") + "*" * (row["kept"] < 3)
+        shape = " x ".join(map(str, row["shape"]))
+        cells = (
+            row["op"],
+            row.get("dtype", ""),
+            shape,
+            f"{row['ours_ms']:.3f}",
+            f"{row['tf_ms']:.3f}",
+            ratio,
+            row["floor"],
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def peer_plot(document, path):
+    """A bar for each operator, one panel for each group of shapes of one size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = list(dict.fromkeys((tuple(row["shape"]), row.get("dtype", "")) for row in document["results"]))
+    down = -(-len(panels) // 2)
+    most = max(sum((tuple(r["shape"]), r.get("dtype", "")) == panel for r in document["results"]) for panel in panels)
+    figure, axes = plt.subplots(down, min(2, len(panels)), figsize=(12, down * (1 + 0.2 * most)), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    for axis, (shape, dtype) in zip(axes.flat, panels):
+        rows = [r for r in document["results"] if (tuple(r["shape"]), r.get("dtype", "")) == (shape, dtype)][::-1]
+        colors = ["C0" if row["ratio"] >= row["floor"] else "C3" for row in rows]
+        axis.barh([row["op"] for row in rows], [row["ratio"] for row in rows], color=colors)
+        axis.plot([row["floor"] for row in rows], [row["op"] for row in rows], "k|")
+        axis.set(title=f"{' x '.join(map(str, shape))} {dtype}", xlabel="times as fast as TensorFlow; | : asked")
+        axis.axvline(1, color="gray", linewidth=1)
+        axis.margins(y=0.01)
+        axis.tick_params(axis="y", labelsize=7)
+    figure.suptitle(_machine(document["about"]), fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=pathlib.Path)
@@ -304,6 +356,9 @@ def main():
     if "peak_GBs" in document:
         path.with_suffix(".md").write_text(bandwidth_table(document))
         bandwidth_plot(document, path.with_suffix(".png"))
+    elif "about" in document:
+        path.with_suffix(".md").write_text(peer_table(document))
+        peer_plot(document, path.with_suffix(".png"))
     elif "device" in document:
         path.with_suffix(".md").write_text(gpu_table(document))
         drawn = gpu_plot(document, path.with_suffix(".png"))
