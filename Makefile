@@ -123,9 +123,10 @@ ifeq ($(shell uname -m),x86_64)
 endif
 
 %.cu.o: CHIPS := $(GENCODE)
-# The portable kernels use nothing that only one chip has: one pass to PTX serves all.
+# These use nothing that only one chip has: one pass to PTX serves all.
 PORTABLE_PTX := compute_$(patsubst %a,%,$(firstword $(CUDA_ARCHS)))
-$(BUILD)/src/cuda/matmul_sm80_%.cu.o: CHIPS := $(foreach c,$(CUDA_ARCHS:%=sm_%) $(PORTABLE_PTX),\
+PORTABLE := matmul_sm80_% embed ewops_index ewops_map ewops_random gate_grad
+$(PORTABLE:%=$(BUILD)/src/cuda/%.cu.o): CHIPS := $(foreach c,$(CUDA_ARCHS:%=sm_%) $(PORTABLE_PTX),\
   -gencode arch=$(PORTABLE_PTX),code=$(c:sm_%a=sm_%))
 # Hopper's own instructions, for Hopper alone. A spilled register is an error in the checks of a change; another compiler
 # than ours may spill, and only says so.
