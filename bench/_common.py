@@ -105,3 +105,9 @@ def save(name, document):
     path = RESULTS / name
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
+
+
+def save_cpu(options, tensorflow, results):
+    """The results of operators beside TensorFlow's on the CPU, by the options that these benchmarks share."""
+    machine = about("cpu", options.threads) | {"tensorflow": tensorflow}
+    return save(options.json, {"about": machine, "clock": options.clock, "results": results})

@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 import tensorflow as tf
-from _common import about, median_ratio, quiet, rounds, save
+from _common import median_ratio, quiet, rounds, save_cpu
 
 import blocksparse as bs
 
@@ -67,16 +67,7 @@ def main():
                             f"as fast ({len(kept)} rounds)",
                             flush=True,
                         )
-    print(
-        save(
-            options.json,
-            {
-                "about": about("cpu", options.threads) | {"tensorflow": tf.__version__},
-                "clock": options.clock,
-                "results": results,
-            },
-        )
-    )
+    print(save_cpu(options, tf.__version__, results))
 
 
 if __name__ == "__main__":

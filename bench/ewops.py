@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 import tensorflow as tf
-from _common import about, median_ratio, quiet, rounds, save
+from _common import median_ratio, quiet, rounds, save_cpu
 
 import blocksparse as bs
 
@@ -144,16 +144,7 @@ def main():
                     f"{row['ratio']:5.2f} (floor {floor}){'' if row['ratio'] >= floor else '  below'}",
                     flush=True,
                 )
-    print(
-        save(
-            options.json,
-            {
-                "about": about("cpu", options.threads) | {"tensorflow": tf.__version__},
-                "clock": options.clock,
-                "results": results,
-            },
-        )
-    )
+    print(save_cpu(options, tf.__version__, results))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ A result is the median over rounds of TensorFlow's time by ours, each the best o
 import argparse
 
 import tensorflow as tf
-from _common import about, median_ratio, quiet, rounds, save
+from _common import median_ratio, quiet, rounds, save_cpu
 
 import blocksparse as bs
 
@@ -65,16 +65,7 @@ def main():
                         f"{row['tf_ms']:7.2f} ms: {row['ratio']:5.2f} times as fast ({len(kept)} rounds)",
                         flush=True,
                     )
-    print(
-        save(
-            options.json,
-            {
-                "about": about("cpu", options.threads) | {"tensorflow": tf.__version__},
-                "clock": options.clock,
-                "results": results,
-            },
-        )
-    )
+    print(save_cpu(options, tf.__version__, results))
 
 
 if __name__ == "__main__":

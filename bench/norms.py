@@ -4,14 +4,14 @@
 
 A result is the median over rounds of the peer's time by ours, each the best of a few calls.
 Forward alone, and forward with the gradients of x, gain and bias. Floor for the latter: 1.5 times `LayerNormalization`.
-On the GPU: bench/norms_gpu.py.
+On the GPU: bench/fused_gpu.py.
 """
 
 import argparse
 
 import numpy as np
 import tensorflow as tf
-from _common import about, median_ratio, quiet, rounds, save
+from _common import median_ratio, quiet, rounds, save_cpu
 
 import blocksparse as bs
 
@@ -74,16 +74,7 @@ def main():
                 f"{name:32s} {part:22s} {row['ours_ms']:8.3f} ms, Keras {row['tf_ms']:8.3f} ms: {row['ratio']:5.2f}",
                 flush=True,
             )
-    print(
-        save(
-            options.json,
-            {
-                "about": about("cpu", options.threads) | {"tensorflow": tf.__version__},
-                "clock": options.clock,
-                "results": results,
-            },
-        )
-    )
+    print(save_cpu(options, tf.__version__, results))
 
 
 if __name__ == "__main__":
