@@ -1087,3 +1087,23 @@ def test_inputs_are_left_alone(device, rng):
         tf.function(call)(x)
         tf.function(lambda x, call=call: (call(x * 1.0), x))(x)
     assert np.array_equal(x, before)
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_bench_repeats_do_not_read_what_they_wrote(device, rng, axis):
+    """Where the input is nobody else's, and an output could lie in its place; the gradient, too."""
+    x, b, dy = (tf.constant(random_values(rng, shape, np.float32)) for shape in ((32, 32), 32, (32, 32)))
+
+    def run(bench):
+        @tf.function
+        def function(x, b, dy):
+            with tf.GradientTape() as tape:
+                tape.watch([x, b])
+                y = bs.bias_relu(3 * x, b, axis=axis, relu=True, bench=bench)
+            return [y, *tape.gradient(y, [x, b], 3 * dy)]
+
+        with tf.device(device):
+            return function(x, b, dy)
+
+    for repeated, once in zip(run(3), run(0), strict=True):
+        np.testing.assert_array_equal(repeated, once)

@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <initializer_list>
 #include <memory>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
@@ -138,6 +140,14 @@ class GpuDevice {
   Chip chip_;
 };
 #endif
+
+inline absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+
+// Output 0, in the buffer of one of `inputs` that nobody else holds; but not where `bench` repeats read the inputs again.
+inline absl::Status AllocateOver(tensorflow::OpKernelContext* ctx, std::initializer_list<int> inputs,
+                                 const tensorflow::TensorShape& shape, int bench, tensorflow::Tensor** out) {
+  return bench > 0 ? ctx->allocate_output(0, shape, out) : ctx->forward_input_or_allocate_output(inputs, 0, shape, out);
+}
 
 // The mean time of `times` runs more, in milliseconds. Every repeat writes the same output.
 template <class Device, class Body>

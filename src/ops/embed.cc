@@ -66,8 +66,6 @@ EMBEDDING_OP("EmbeddingLookupGrad")
       return absl::OkStatus();
     });
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
 template <class Device, bool gradient>
 class EmbeddingOp : public OpKernel {
  public:

@@ -289,8 +289,6 @@ EW_OP("AssignAddVariable").Input("resource: resource").Input("x: T").SetIsStatef
   return absl::OkStatus();
 });
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
 // ------------------------------------------------------------------------------------------------ element by element
 
 // The operands of a map: `inputs` tensors of one shape, `outputs` of the same, in the buffers of inputs that nobody else
@@ -492,7 +490,7 @@ class ChannelOp : public OpKernel {
     double bytes = double(x.TotalBytes());
     Tensor* out = nullptr;
     if constexpr (forward) {
-      OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, x.shape(), &out));
+      OP_REQUIRES_OK(ctx, AllocateOver(ctx, {0}, x.shape(), bench_, &out));
       problem.x = x.data();
       problem.y = out->data();
       bytes *= 2;
@@ -507,7 +505,7 @@ class ChannelOp : public OpKernel {
           problem.y = const_cast<void*>(static_cast<const void*>(other.data()));
         else
           problem.x = other.data();
-        OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0, 1}, 0, x.shape(), &out));
+        OP_REQUIRES_OK(ctx, AllocateOver(ctx, {0, 1}, x.shape(), bench_, &out));
         problem.dx = out->data();
         bytes *= 3;
       }

@@ -113,8 +113,6 @@ GATES_OP("LSTMGates4Grad")
 
 // ------------------------------------------------------------------------------------------------------- kernels
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
-
 // merged: inputs are c, h [..., 4 width] and an optional bias; else c, i, u, f, o of one shape. A gradient has, after
 // these, those of c_next and of h_next, each of which may be missing.
 template <class Device, bool merged, bool gradient>

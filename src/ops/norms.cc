@@ -212,12 +212,12 @@ absl::Status CheckSame(const char* name, const Tensor& tensor, const TensorShape
       absl::StrCat(name, " must be ", expected.DebugString(), ", got ", tensor.shape().DebugString()));
 }
 
-// Output 0, on the host in the buffer of one of the inputs where nobody else holds it.
+// Output 0, on the host in the buffer of one of the inputs where that may be.
 template <class Device>
-absl::Status AllocateLike(OpKernelContext* ctx, std::initializer_list<int> inputs, const TensorShape& shape,
+absl::Status AllocateLike(OpKernelContext* ctx, std::initializer_list<int> inputs, const TensorShape& shape, int bench,
                           Tensor** out) {
   if (!Device::kInPlace) return ctx->allocate_output(0, shape, out);
-  return ctx->forward_input_or_allocate_output(inputs, 0, shape, out);
+  return AllocateOver(ctx, inputs, shape, bench, out);
 }
 
 template <class Device, bool gradient>
@@ -262,14 +262,14 @@ class LayerNormOp : public OpKernel {
         *statistics[i] = const_cast<float*>(ctx->input(4 + i).flat<float>().data());  // only read
       }
       Tensor *dx, *dg, *db;
-      OP_REQUIRES_OK(ctx, AllocateLike<Device>(ctx, {0, 1}, x.shape(), &dx));
+      OP_REQUIRES_OK(ctx, AllocateLike<Device>(ctx, {0, 1}, x.shape(), bench_, &dx));
       OP_REQUIRES_OK(ctx, ctx->allocate_output(1, g.shape(), &dg));
       OP_REQUIRES_OK(ctx, ctx->allocate_output(2, b.shape(), &db));
       p.dy = ctx->input(0).data(), p.dx = dx->data();
       p.dgain = dg->flat<float>().data(), p.dbias = db->flat<float>().data();
     } else {
       Tensor *y, *statistics[3];
-      OP_REQUIRES_OK(ctx, AllocateLike<Device>(ctx, {0}, x.shape(), &y));
+      OP_REQUIRES_OK(ctx, AllocateLike<Device>(ctx, {0}, x.shape(), bench_, &y));
       for (int i = 0; i < 3; ++i) OP_REQUIRES_OK(ctx, ctx->allocate_output(1 + i, rows, &statistics[i]));
       p.y = y->data();
       p.mean = statistics[0]->flat<float>().data();
@@ -322,8 +322,8 @@ class BatchNormOp : public OpKernel {
     for (int d = 2; d < x.dims(); ++d) p.inner *= x.dim_size(d);
     p.x = x.data(), p.gain = vector(kX + 1);
     Tensor *out, *vectors[3];
-    OP_REQUIRES_OK(ctx, kX == 0 ? AllocateLike<Device>(ctx, {0}, x.shape(), &out)
-                                : AllocateLike<Device>(ctx, {0, 1}, x.shape(), &out));
+    OP_REQUIRES_OK(ctx, kX == 0 ? AllocateLike<Device>(ctx, {0}, x.shape(), bench_, &out)
+                                : AllocateLike<Device>(ctx, {0, 1}, x.shape(), bench_, &out));
     for (int i = 1; i < ctx->num_outputs(); ++i)
       OP_REQUIRES_OK(ctx, ctx->allocate_output(i, g.shape(), &vectors[i - 1]));
     if constexpr (kind == Batch::kGradient) {
