@@ -64,6 +64,15 @@ class Scrubber:
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
+def random_layout(blocks, density, seed=0):
+    """Blocks at random, equally many in every column: what Blocked-ELL can hold, too."""
+    rng = np.random.default_rng(seed)
+    layout = np.zeros((blocks, blocks), bool)
+    for column in layout.T:
+        column[rng.choice(blocks, max(1, round(density * blocks)), replace=False)] = True
+    return layout
+
+
 def best(call, clock="wall", seconds=0.05, least=2, most=8, before=None):
     """The fastest of a few calls in seconds: `least` of them, more while they fit in the time."""
     now, fastest, spent, calls = CLOCKS[clock], float("inf"), 0.0, 0

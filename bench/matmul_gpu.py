@@ -23,6 +23,7 @@ import time
 
 import numpy as np
 import torch
+from _common import random_layout
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "test"))
@@ -31,15 +32,6 @@ from gpu_kernels import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Matmul, blocks_of, den
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 PRODUCTS = {"forward": FORWARD, "dx": INPUT_GRAD, "dw": WEIGHT_GRAD}
-
-
-def random_layout(blocks, density, seed=0):
-    """Blocks at random, equally many in every column: what Blocked-ELL can hold, too."""
-    rng = np.random.default_rng(seed)
-    layout = np.zeros((blocks, blocks), bool)
-    for column in layout.T:
-        column[rng.choice(blocks, max(1, round(density * blocks)), replace=False)] = True
-    return layout
 
 
 @functools.lru_cache(4)

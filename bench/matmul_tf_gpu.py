@@ -23,15 +23,6 @@ SHORT, LONG = 8, 48
 BATCHES, BLOCKS = (4096, 64), (16, 32, 64, 128)
 
 
-def random_layout(blocks):
-    """As many blocks in every column, so that no chain's values grow."""
-    rng = np.random.default_rng(0)
-    layout = np.zeros((blocks, blocks), bool)
-    for column in layout.T:
-        column[rng.choice(blocks, round(DENSITY * blocks), replace=False)] = True
-    return layout
-
-
 def per_product(run):
     """Seconds for each product; `run(count)` waits for a chain of so many."""
     differences = []
@@ -52,7 +43,7 @@ def through_c(library):
 
     lib, times = load(library), {}
     for bsize in BLOCKS:
-        matmul = Matmul(lib, random_layout(SIZE // bsize), bsize, 1)
+        matmul = Matmul(lib, _common.random_layout(SIZE // bsize, DENSITY), bsize, 1)
         scale = (DENSITY * SIZE) ** -0.5
         shape = (matmul.layout.blocks, bsize, bsize)
         ws = [scale * torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(WEIGHTS)]
@@ -93,7 +84,7 @@ def through_tensorflow():
     times = {}
     with tf.device("/GPU:0"):
         for bsize in BLOCKS:
-            bsmm = BlocksparseMatMul(random_layout(SIZE // bsize), bsize, 1)
+            bsmm = BlocksparseMatMul(_common.random_layout(SIZE // bsize, DENSITY), bsize, 1)
             scale = (DENSITY * SIZE) ** -0.5
             ws = [tf.cast(scale * tf.random.normal(bsmm.w_shape), tf.bfloat16) for _ in range(WEIGHTS)]
             for n in BATCHES:
