@@ -18,6 +18,8 @@ import re
 from types import ModuleType
 from typing import Any
 
+from blocksparse._eager import one_at_a_time
+
 _FOLDER = pathlib.Path(__file__).resolve().parent
 _LIBRARY = _FOLDER / "blocksparse_ops.so"
 _INFO = _FOLDER / "_build_info.json"
@@ -92,6 +94,7 @@ def _load() -> tuple[ModuleType, ctypes.CDLL, dict[str, Any]]:
         raise ImportError(
             f"{_LIBRARY} has ABI {handle.bs_abi_version()}, and {_INFO.name} says {info['abi']}; {_mend()}"
         )
+    one_at_a_time(op_module)
     return op_module, handle, info
 
 

@@ -96,7 +96,9 @@ def assert_product_close(actual, expected, magnitude, terms, tf32=False):
     And for float32 the error of the whole, relative in the Euclidean norm, is at most 1e-6 up to 1024 terms (a sum in
     one sequence gives about 0.4 u sqrt(n) = 0.8e-6 there), growing with sqrt(n) beyond; 1e-3 with TF32, whose roundings
     give 2^-11 / sqrt(3) each, about 4e-4 for two. (Where few entries are compared, all of them may happen to be small
-    by cancellation: the norm counts as at least that of magnitude / sqrt(n), what terms of random sign come to.)
+    by cancellation: the norm counts as at least that of magnitude / sqrt(n), what terms of random sign come to. With
+    TF32 that is not enough: the gradients of a few gates, of factors rounded exactly to nearest, miss it once in 100.
+    Up to 64 entries are bounded one by one alone.)
 
     NaN and infinity must be where they are expected.
     """
@@ -118,7 +120,7 @@ def assert_product_close(actual, expected, magnitude, terms, tf32=False):
             f"{wide[worst]!r}, expected {expected[worst]!r} +- {tolerance[worst]:.3g}"
         )
     finite = np.isfinite(expected) & np.isfinite(wide)
-    if actual.dtype == np.float32 and finite.any():
+    if actual.dtype == np.float32 and np.count_nonzero(finite) > (64 if tf32 else 0):
         error = np.linalg.norm(wide[finite] - expected[finite])
         norm = max(np.linalg.norm(expected[finite]), np.linalg.norm(magnitude[finite]) / np.sqrt(max(terms, 1)))
         allowed = 1e-3 if tf32 else 1e-6 * max(1.0, np.sqrt(terms / 1024))

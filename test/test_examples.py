@@ -40,6 +40,7 @@ def plain_unroll(step, products, inputs, state, weights, parameters):
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function(autograph=False)], ids=["eager", "function"])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("layout", ["dense", "watts_strogatz"])
+@pytest.mark.usefixtures("true_float32")
 def test_grouped_gradient_is_that_of_plain_differentiation(rng, monkeypatch, layout, axis, wrap):
     products = model.make_products(32, 3, layout, density=0.75, block_size=8, embedding=8, axis=axis)
     net = model.LanguageModel(products, internal_steps=3)

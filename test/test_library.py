@@ -31,7 +31,8 @@ class Package:
         self.folder = folder
         self.package = folder / "blocksparse"
         self.package.mkdir()
-        shutil.copy(ROOT / "blocksparse" / "_library.py", self.package)
+        for name in ("_library.py", "_eager.py"):
+            shutil.copy(ROOT / "blocksparse" / name, self.package)
         (self.package / "__init__.py").touch()
         self.library = self.package / "blocksparse_ops.so"
         self.library.write_bytes(b"ELF, " + BUILD_ID + b", a library")

@@ -13,13 +13,11 @@ import blocksparse as bs
 from blocksparse import lstm
 from blocksparse import reference as ref
 
-pytestmark = pytest.mark.usefixtures("true_float32")
-
 widths = st.one_of(st.sampled_from([0, 1, 3, 4, 8, 15, 16, 17, 32, 33, 100, 256]), st.integers(1, 150))
 row_counts = st.one_of(st.sampled_from([0, 1, 2, 31, 33]), st.integers(1, 60))
 seeds = st.integers(0, 2**32 - 1)
 dtypes = st.sampled_from(DTYPES)
-pytestmark = pytest.mark.usefixtures("on_device")
+pytestmark = pytest.mark.usefixtures("on_device", "true_float32")
 
 
 # ----------------------------------------------------------------------------------------------------------- gates

@@ -336,13 +336,8 @@ def test_eager_threads(device, rng):
 
     def worker(dtype, layout):
         function, operands = products(rng, layout, dtype)
-        # All are made on one thread, and where the op takes them: with a GPU, TensorFlow 2.21 mixes up tensors that two
-        # threads copy there at once.
-        x, w, table, dy = operands
         with tf.device(device):
-            x, w, dy = [tf.identity(tf.constant(operand)) for operand in (x, w, dy)]
-        with tf.device("/CPU:0"):
-            operands = [x, w, tf.constant(table), dy]
+            operands = [tf.constant(operand) for operand in operands]
         expected = []
 
         def check():
@@ -361,6 +356,52 @@ def test_eager_threads(device, rng):
     for check, expected in workers:  # and alone
         check()
         assert len(expected) == 21
+
+
+ON_SECOND_DEVICE = """
+import sys, threading
+import numpy as np
+import tensorflow as tf
+cpu, = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from blocksparse import BlocksparseMatMul, embedding_lookup
+
+rng, wrong = np.random.default_rng(int(sys.argv[1])), []
+
+def worker(blocks):
+    layout = np.zeros((5, 6), bool)
+    layout.flat[rng.permutation(30)[:blocks]] = True
+    bsmm = BlocksparseMatMul(layout, 8, 1)
+    with tf.device("/CPU:1"):
+        shapes = (3, bsmm.C), bsmm.w_shape, (9, 4)
+        x, w, dense = (tf.constant(rng.standard_normal(shape), tf.float32) for shape in shapes)
+    places = tf.constant(rng.integers(9, size=blocks), tf.int32)
+    expected = bsmm(x, w).numpy(), dense.numpy()[places.numpy()]
+
+    def work():
+        try:
+            with tf.device("/CPU:1"):
+                for _ in range(400):
+                    found = bsmm(x, w), embedding_lookup(dense, places)
+                    wrong.extend(found for a, b in zip(found, expected) if a.numpy().tobytes() != b.tobytes())
+        except Exception as error:
+            wrong.append(error)
+
+    return work
+
+threads = [threading.Thread(target=worker(blocks)) for blocks in range(10, 16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(f"{len(wrong)} wrong {wrong[:1]}")
+"""
+
+
+def test_threads_get_their_own_tables_from_another_device(rng):
+    """Six layouts on six threads, on the second of two devices: the tables and indices come from the first."""
+    printed = helpers.run_python(ON_SECOND_DEVICE, str(rng.integers(2**31)))
+    assert printed.strip() == "0 wrong []"
 
 
 def test_two_sessions_at_once(device, rng):
