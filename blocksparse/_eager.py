@@ -14,23 +14,24 @@ from collections.abc import Callable
 from types import ModuleType
 
 _lock = threading.Lock()
+_one_device: bool | None = None  # not known yet
 
 
 def one_at_a_time(op_module: ModuleType) -> None:
     """Puts every op of the module behind one lock, taken in eager mode where TensorFlow sees several devices."""
     import tensorflow as tf
 
-    @functools.cache
-    def several_devices() -> bool:  # once TensorFlow is initialized, as it is by the first call, they stay as they are
-        return len(tf.config.list_logical_devices()) > 1
-
     def guard(op: Callable) -> Callable:
         @functools.wraps(op)
         def call(*args, **kwargs):
-            if tf.executing_eagerly() and several_devices():
-                with _lock:
-                    return op(*args, **kwargs)
-            return op(*args, **kwargs)
+            global _one_device
+            if _one_device or not tf.executing_eagerly():
+                return op(*args, **kwargs)
+            if _one_device is None:  # TensorFlow is initialized by this call at the latest, and keeps its devices
+                _one_device = len(tf.config.list_logical_devices()) == 1
+                return call(*args, **kwargs)
+            with _lock:
+                return op(*args, **kwargs)
 
         return call
 
