@@ -58,7 +58,7 @@ __device__ __forceinline__ Statistics FinishStatistics(float shift, float off, f
   float variance;
   FinishMoments(shift, off, square, &stats.mean, &stats.residual, &variance);
   // fmaxf drops a NaN, which has to reach the output.
-  stats.rstd = 1.f / sqrtf((square == square ? variance : square) + epsilon);
+  stats.rstd = rsqrtf((square == square ? variance : square) + epsilon);
   return stats;
 }
 

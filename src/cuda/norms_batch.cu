@@ -30,7 +30,7 @@ struct Runs {
     multiplier = uint32_t((uint64_t(1) << shift) / plane + 1);
     packs = p.outer * int64_t(plane);
     // As little to a block as keeps it busy: the less is under way, the more of it the cache still has.
-    const int64_t wanted = std::min<int64_t>(kMaxParts, packs / (kThreads * kUnroll));
+    const int64_t wanted = std::min<int64_t>(kMaxParts, CeilDiv(packs, kThreads * kUnroll));
     run = CeilDiv(packs, std::max<int64_t>(1, wanted));
     if (p.outer * p.channels * p.inner <= kSmallTensor) run = packs;
     parts = int(CeilDiv(packs, run));

@@ -9,22 +9,22 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSumRows = 8;  // threads that sum one channel
 
-// Sums of each column over the height of a block of [height][width] threads; `sums` has 2 * blockDim.x floats.
+// Sums of each column over the height of a block of [height][width] threads, width dividing 32; `sums` has
+// 2 * blockDim.x floats.
 __device__ __forceinline__ void ColumnSums(float& a, float& b, int width, float* sums) {
+  for (int apart = 16; apart >= width; apart /= 2) {
+    a += __shfl_xor_sync(0xffffffff, a, apart);
+    b += __shfl_xor_sync(0xffffffff, b, apart);
+  }
+  const int lane = threadIdx.x % 32, column = threadIdx.x % width;
   float* other = sums + blockDim.x;
   __syncthreads();
-  sums[threadIdx.x] = a, other[threadIdx.x] = b;
-  for (int half = blockDim.x / 2; half >= width; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) {
-      sums[threadIdx.x] += sums[threadIdx.x + half];
-      other[threadIdx.x] += other[threadIdx.x + half];
-    }
-  }
+  if (lane < width) sums[threadIdx.x / 32 * width + lane] = a, other[threadIdx.x / 32 * width + lane] = b;
   __syncthreads();
-  a = sums[threadIdx.x % width], b = other[threadIdx.x % width];
+  a = b = 0.f;
+  for (int warp = 0; warp < blockDim.x / 32; ++warp)
+    a += sums[warp * width + column], b += other[warp * width + column];
 }
 
 // A tile of `width` columns of inner, of one outer index of one segment. What was read stays in the cache, we hope.
@@ -83,39 +83,41 @@ __device__ void Tile(const LayerNormProblem& p, unsigned unit, int width, unsign
   }
 }
 
-// How sums over all but the channels are laid out: a warp takes `wide` neighbours in inner of each of 32 / wide channels,
-// kSumRows warps take positions in turn, `run` of them to each of `parts`.
+// How sums over all but the channels are laid out: `lanes` threads take `wide` neighbours in inner of each of
+// lanes / wide channels, and the others of a block further positions in turn, `run` of them to each of `parts`.
 struct Sums {
-  int wide;
+  int lanes, wide;
   int64_t chunks, positions, run, parts, blocks;
 
   Sums(const LayerNormProblem& p, bool small) {
-    wide = int(std::min<int64_t>(32, PowerOf2AtLeast(p.inner)));
+    lanes = small ? 8 : 32;  // a small tensor is spread over more blocks
+    wide = int(std::min<int64_t>(lanes, PowerOf2AtLeast(p.inner)));
     chunks = CeilDiv(p.inner, wide);
     positions = p.outer * chunks;
-    blocks = CeilDiv(Channels(p), 32 / wide);
-    const int64_t wanted = small ? 1 : std::min(CeilDiv(2048, blocks), positions / (8 * kSumRows));
+    blocks = CeilDiv(Channels(p), lanes / wide);
+    const int64_t wanted = small ? 1 : std::min(CeilDiv(2048, blocks), positions / (8 * kThreads / lanes));
     run = CeilDiv(positions, std::max<int64_t>(1, wanted));
     parts = CeilDiv(positions, run);
   }
 };
 
-// dgain and dbias of 32 / wide channels over one part.
+// dgain and dbias of lanes / wide channels over one part.
 template <typename T>
 __device__ void ChannelSums(const LayerNormProblem& p, const Sums& sums, int64_t block, float* dgain, float* dbias,
                             float* shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wide = sums.wide;
-  const int64_t channel = block % sums.blocks * (32 / wide) + lane / wide, part = block / sums.blocks;
+  const int lanes = sums.lanes, wide = sums.wide, lane = threadIdx.x % lanes, row = threadIdx.x / lanes;
+  const int rows = kThreads / lanes;
+  const int64_t channel = block % sums.blocks * (lanes / wide) + lane / wide, part = block / sums.blocks;
   const int64_t s = channel / p.features, end = min(sums.positions, (part + 1) * sums.run);
   float a = 0.f, b = 0.f;
   if (channel < Channels(p)) {
     const float gain = p.gain[channel], bias = p.bias[channel];
-#pragma unroll 4
-    for (int64_t q = part * sums.run + warp; q < end; q += kSumRows) {
+#pragma unroll 8
+    for (int64_t q = part * sums.run + row; q < end; q += rows) {
       const int64_t o = sums.chunks == 1 ? q : q / sums.chunks, i = (q - o * sums.chunks) * wide + lane % wide;
       if (i >= p.inner) continue;
-      const int64_t row = (s * p.outer + o) * p.inner + i, at = (o * Channels(p) + channel) * p.inner + i;
-      const Statistics stats = {p.mean[row], p.residual[row], p.rstd[row]};
+      const int64_t at_row = (s * p.outer + o) * p.inner + i, at = (o * Channels(p) + channel) * p.inner + i;
+      const Statistics stats = {p.mean[at_row], p.residual[at_row], p.rstd[at_row]};
       const float v = stats.Normalize(ToFloat(static_cast<const T*>(p.x)[at]));
       const float t = BeforeRelu(p.relu, ToFloat(static_cast<const T*>(p.dy)[at]), v, gain, bias);
       a += t * v;
@@ -126,14 +128,8 @@ __device__ void ChannelSums(const LayerNormProblem& p, const Sums& sums, int64_t
     a += __shfl_xor_sync(0xffffffff, a, half);
     b += __shfl_xor_sync(0xffffffff, b, half);
   }
-  float* other = shared + kThreads;
-  shared[threadIdx.x] = a, other[threadIdx.x] = b;
-  __syncthreads();
-  if (warp > 0 || lane % wide > 0 || channel >= Channels(p)) return;
-  for (int w = 1; w < kSumRows; ++w) {
-    a += shared[w * 32 + lane];
-    b += other[w * 32 + lane];
-  }
+  ColumnSums(a, b, lanes, shared);
+  if (row > 0 || lane % wide > 0 || channel >= Channels(p)) return;
   dgain[part * Channels(p) + channel] = a;
   dbias[part * Channels(p) + channel] = b;
 }

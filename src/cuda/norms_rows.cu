@@ -91,55 +91,265 @@ __global__ void __launch_bounds__(kMaxGroup) RowsForward(LayerNormProblem p, int
 
 constexpr int kThreads = 512;
 
-// Pieces of x and dy on their way or being worked on, of 16 bytes for each thread and tensor: some more than the P of a
-// row, so that 80 KB or more are always under way.
-template <int P>
-constexpr int kRingSize = P == 1   ? 6
-                          : P == 2 ? 8
-                          : P == 4 ? 10
-                                   : 13;
-template <int P>
-constexpr int kRingBytes = kRingSize<P>* kThreads * 32;
+// Rows of up to kThreads * kFew features: each group of threads takes kBatch rows at once, so that they wait together for
+// their sums, with as many more on their way to shared memory. The rows at work stay in registers as they came. One
+// thread block to a multiprocessor, so that there are few partial sums.
+constexpr int kFew = 8;  // elements of a row to a thread
+template <typename T>
+constexpr int kBatch = sizeof(T) == 2 ? 4 : 2;
+constexpr int kFewBytes = 2 * (2 * kFew * 8) + 2 * kFew * 4;  // of shared memory to a thread: rows; gains and biases
 
-// One thread block to a multiprocessor, so that there are few partial sums, with groups of threads that take a row each,
-// one after another. Every thread reads back from shared memory only what it copied there itself.
+// The sums over a warp of kCount values: lane l has that of value l * kCount / 32.
+template <int kCount>
+__device__ __forceinline__ float WarpSums(float (&x)[kCount]) {
+  const int lane = threadIdx.x % 32;
+  int apart = 16;
+#pragma unroll
+  for (int half = kCount / 2; half > 0; half /= 2, apart /= 2) {
+    const bool upper = lane & apart;
+#pragma unroll
+    for (int k = 0; k < half; ++k) {
+      const float other = __shfl_xor_sync(0xffffffff, upper ? x[k] : x[k + half], apart);
+      x[k] = (upper ? x[k + half] : x[k]) + other;
+    }
+  }
+#pragma unroll
+  for (; apart > 0; apart /= 2) x[0] += __shfl_xor_sync(0xffffffff, x[0], apart);
+  return x[0];
+}
+
+// Makes element i of a pack 0.
+template <typename T>
+__device__ __forceinline__ void Clear(uint32_t (&words)[4], int i) {
+  words[i * int(sizeof(T)) / 4] &= sizeof(T) == 4 ? 0u : i % 2 ? 0x0000ffffu : 0xffff0000u;
+}
+
+template <typename T>
+__device__ __forceinline__ Pack<T, kPerVector<T>> PackOf(const uint32_t (&words)[4]) {
+  return AsPack<T>(make_uint4(words[0], words[1], words[2], words[3]));
+}
+
+template <typename T, bool kRelu>
+__global__ void __launch_bounds__(kThreads, 1)
+    BatchesBackward(LayerNormProblem p, int group, int64_t parts, float* dgain, float* dbias) {
+  constexpr int N = kPerVector<T>, P = kFew / N, B = kBatch<T>, kSums = 2 * B, kLanes = 32 / kSums;
+  constexpr int kWarps = kThreads / 32;
+  extern __shared__ __align__(16) char ring[];
+  __shared__ float scratch[2][kSums][kWarps];
+  __shared__ __align__(16) float statistics[2][kWarps][3][B];  // of a batch of each group
+  AllowKernelAfter();
+  const int groups = blockDim.x / group, which = threadIdx.x / group, t = threadIdx.x % group;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, packs = int(p.features / N), piece = blockDim.x * 16;
+  const int64_t F = p.features, s = blockIdx.x % p.segments, part = blockIdx.x / p.segments, row_step = p.segments * F;
+  const int64_t first = s * F + t * N, first_row = part * groups + which, apart = parts * groups;
+  char* mine = ring + threadIdx.x * 16;
+  const auto has = [&](int j) { return t + j * group < packs; };
+  // Row i of a batch, of which there are [P][x, dy] packs, lies `apart` rows after row i - 1.
+  const auto copy = [&](int64_t o, char* to) {
+#pragma unroll
+    for (int i = 0; i < B; ++i)
+#pragma unroll
+      for (int j = 0; j < P; ++j)
+        if (o + i * apart < p.outer && has(j)) {
+          const int64_t at = first + (o + i * apart) * row_step + j * group * N;
+          CopyAsync(to + (i * P + j) * 2 * piece, static_cast<const T*>(p.x) + at);
+          CopyAsync(to + ((i * P + j) * 2 + 1) * piece, static_cast<const T*>(p.dy) + at);
+        }
+    CommitCopies();
+  };
+  const int64_t stride = B * apart;
+  copy(first_row, mine);
+  copy(first_row + stride, mine + B * P * 2 * piece);
+  char* const gains = mine + 2 * B * P * 2 * piece;
+  char* const biases = gains + kFew / 4 * piece;
+#pragma unroll
+  for (int j = 0; j < kFew / 4; ++j) {
+    const int64_t at = first + j / (N / 4) * group * N + j % (N / 4) * 4;
+    const bool here = has(j / (N / 4));
+    const float4 zero = {};
+    *reinterpret_cast<float4*>(gains + j * piece) = here ? *reinterpret_cast<const float4*>(p.gain + at) : zero;
+    if (kRelu)
+      *reinterpret_cast<float4*>(biases + j * piece) = here ? *reinterpret_cast<const float4*>(p.bias + at) : zero;
+  }
+  const auto vector = [&](const char* from, int j, float(&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + (j * (N / 4) + i / 4) * piece);
+      x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+    }
+  };
+  // Thread k < 3 B groups fetches one of the statistics of a batch.
+  const int kind = threadIdx.x / B % 3;
+  const bool fetches = threadIdx.x < 3 * B * groups;
+  const auto fetch = [&](int64_t batch) {
+    const int64_t o = batch + threadIdx.x / (3 * B) - which + threadIdx.x % B * apart;
+    const float* from = kind == 0 ? p.mean : kind == 1 ? p.residual : p.rstd;
+    return fetches && o < p.outer ? from[s * p.outer + o] : 0.f;
+  };
+  if (fetches) (&statistics[0][0][0][0])[threadIdx.x] = fetch(first_row);
+  __syncthreads();
+
+  float gain_sums[P][N] = {}, bias_sums[P][N] = {};
+  const float inverse = 1.f / float(F);
+  int parity = 0;
+  for (int64_t o = first_row; o - which < p.outer; o += stride, parity ^= 1) {
+    const float fetched = fetch(o + stride);
+    uint32_t x[B][P][4], dy[B][P][4];
+    float mean[B], rstd[B], base[B], sums[kSums] = {};
+#pragma unroll
+    for (int i = 0; i < B; ++i) {
+      mean[i] = statistics[parity][which][0][i], rstd[i] = statistics[parity][which][2][i];
+      base[i] = -statistics[parity][which][1][i] * rstd[i];  // x^ = (x - mean) rstd + base
+    }
+    WaitForCopies<1>();
+    char* const place = mine + parity * (B * P * 2 * piece);
+#pragma unroll
+    for (int i = 0; i < B; ++i)
+#pragma unroll
+      for (int j = 0; j < P; ++j) {
+        const bool here = o + i * apart < p.outer && has(j);
+        const uint4 zero = {};
+        const uint4 a = here ? *reinterpret_cast<const uint4*>(place + (i * P + j) * 2 * piece) : zero;
+        const uint4 b = here ? *reinterpret_cast<const uint4*>(place + ((i * P + j) * 2 + 1) * piece) : zero;
+        x[i][j][0] = a.x, x[i][j][1] = a.y, x[i][j][2] = a.z, x[i][j][3] = a.w;
+        dy[i][j][0] = b.x, dy[i][j][1] = b.y, dy[i][j][2] = b.z, dy[i][j][3] = b.w;
+      }
+    copy(o + 2 * stride, place);
+#pragma unroll
+    for (int j = 0; j < P; ++j) {
+      float g[N], c[N];
+      vector(gains, j, g);
+      if (kRelu) vector(biases, j, c);
+#pragma unroll
+      for (int i = 0; i < B; ++i) {
+        float v[N], d[N];
+        Widen(PackOf<T>(x[i][j]), v);
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          v[k] = (v[k] - mean[i]) * rstd[i] + base[i];
+          if (kRelu && !(v[k] * g[k] + c[k] > 0.f)) Clear<T>(dy[i][j], k);
+        }
+        Widen(PackOf<T>(dy[i][j]), d);
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          gain_sums[j][k] += d[k] * v[k];
+          bias_sums[j][k] += d[k];
+          const float scaled = d[k] * g[k];
+          sums[i] += scaled;
+          sums[B + i] += scaled * v[k];
+        }
+      }
+    }
+    const float sum = WarpSums(sums);
+    if (lane % kLanes == 0) scratch[parity][lane / kLanes][warp] = sum;
+    if (fetches) (&statistics[parity ^ 1][0][0][0])[threadIdx.x] = fetched;
+    __syncthreads();
+    float total = 0.f;
+    for (int w = lane % kLanes; w < group / 32; w += kLanes)
+      total += scratch[parity][lane / kLanes][which * (group / 32) + w];
+#pragma unroll
+    for (int half = kLanes / 2; half > 0; half /= 2) total += __shfl_xor_sync(0xffffffff, total, half);
+#pragma unroll
+    for (int i = 0; i < B; ++i) {
+      sums[i] = -__shfl_sync(0xffffffff, total, i * kLanes) * inverse * rstd[i];
+      sums[B + i] = -__shfl_sync(0xffffffff, total, (B + i) * kLanes) * inverse * rstd[i];
+    }
+#pragma unroll
+    for (int j = 0; j < P; ++j) {
+      float g[N];
+      vector(gains, j, g);
+#pragma unroll
+      for (int i = 0; i < B; ++i) {
+        if (!(o + i * apart < p.outer && has(j))) break;
+        float v[N], d[N];
+        Widen(PackOf<T>(x[i][j]), v);
+        Widen(PackOf<T>(dy[i][j]), d);
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          const float xhat = (v[k] - mean[i]) * rstd[i] + base[i];
+          v[k] = d[k] * g[k] * rstd[i] + (xhat * sums[B + i] + sums[i]);
+        }
+        StoreVector(static_cast<T*>(p.dx) + first + (o + i * apart) * row_step + j * group * N, v);
+      }
+    }
+  }
+  // The groups' sums meet in order.
+  WaitForCopies<0>();
+  float* all = reinterpret_cast<float*>(ring);
+  for (int pass = 0; pass < 2; ++pass) {
+    float* out = (pass == 0 ? dgain : dbias) + part * Channels(p) + s * F;
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < P; ++j) {
+      if (!has(j)) break;
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        all[which * F + (t + j * group) * N + k] = pass == 0 ? gain_sums[j][k] : bias_sums[j][k];
+    }
+    __syncthreads();
+    for (int f = threadIdx.x; f < F; f += blockDim.x) {
+      float sum = all[f];
+      for (int g = 1; g < groups; ++g) sum += all[g * F + f];
+      out[f] = sum;
+    }
+  }
+}
+
+// Longer rows, one after another, P packs of each to a thread: pieces of x and dy on their way or being worked on, of 16
+// bytes for each thread and tensor, some more than the P of a row.
+template <int P>
+constexpr int kRingSize = P == 2 ? 8 : 10;
+// With the gains, which would not stay in L1; they are read twice for a row that is.
+template <typename T, int P>
+constexpr int kRingBytes = (kRingSize<P> * 32 + P * kPerVector<T> * 4) * kThreads;
+
+// One thread block to a multiprocessor, so that there are few partial sums. Every thread reads back from shared memory
+// only what it copied there itself.
 template <typename T, int P, bool kRelu>
 __global__ void __launch_bounds__(kThreads, 1)
-    RowsBackward(LayerNormProblem p, int group, int64_t parts, float* dgain, float* dbias) {
+    RowsBackward(LayerNormProblem p, int64_t parts, float* dgain, float* dbias) {
   constexpr int N = kPerVector<T>, R = kRingSize<P>, kStep = kThreads * 32;
   constexpr bool kKeep = P * N <= 16;  // x^ and d stay in registers
   extern __shared__ __align__(16) char ring[];
   __shared__ float scratch[2][2][kThreads / 32];
   AllowKernelAfter();
-  const int groups = kThreads / group, which = threadIdx.x / group, t = threadIdx.x % group;
+  const int t = threadIdx.x, lane = t % 32;
   const int64_t F = p.features, s = blockIdx.x % p.segments, part = blockIdx.x / p.segments;
-  const int64_t first = part * groups + which, stride = parts * groups;  // rows
   const int64_t row_step = p.segments * F;
   const int packs = int(F / N);
   const T *x = static_cast<const T*>(p.x) + s * F + t * N, *dy = static_cast<const T*>(p.dy) + s * F + t * N;
   T* dx = static_cast<T*>(p.dx) + s * F + t * N;
   const float *gain = p.gain + s * F + t * N, *bias = p.bias + s * F + t * N;
   const float *means = p.mean + s * p.outer, *residuals = p.residual + s * p.outer, *rstds = p.rstd + s * p.outer;
-  char* mine = ring + threadIdx.x * 16;
+  char* mine = ring + t * 16;
+  char* const gains = mine + R * kStep;
 
   const auto issue = [&](int64_t o, int j, char* slot) {
-    if (o < p.outer && t + j * group < packs) {
-      CopyAsync(slot, x + o * row_step + j * group * N);
-      CopyAsync(slot + kThreads * 16, dy + o * row_step + j * group * N);
+    if (o < p.outer && t + j * kThreads < packs) {
+      CopyAsync(slot, x + o * row_step + j * kThreads * N);
+      CopyAsync(slot + kThreads * 16, dy + o * row_step + j * kThreads * N);
     }
     CommitCopies();
   };
 #pragma unroll
-  for (int c = 0; c < R; ++c) issue(first + c / P * stride, c % P, mine + c * kStep);
+  for (int c = 0; c < R; ++c) issue(part + c / P * parts, c % P, mine + c * kStep);
+#pragma unroll
+  for (int j = 0; j < P; ++j) {
+    if (t + j * kThreads >= packs) break;
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i)
+      *reinterpret_cast<float4*>(gains + (j * (N / 4) + i) * (kThreads * 16)) =
+          *reinterpret_cast<const float4*>(gain + j * kThreads * N + i * 4);
+  }
 
   float gain_sums[P * N] = {}, bias_sums[P * N] = {};
   const float inverse = 1.f / float(F);
   Statistics stats = {}, next = {};
-  if (first < p.outer) next = {means[first], residuals[first], rstds[first]};
+  if (part < p.outer) next = {means[part], residuals[part], rstds[part]};
   int slot = 0, parity = 0;
-  for (int64_t o = first; o < p.outer; o += stride, parity ^= 1) {
+  for (int64_t o = part; o < p.outer; o += parts, parity ^= 1) {
     stats = next;
-    if (o + stride < p.outer) next = {means[o + stride], residuals[o + stride], rstds[o + stride]};
+    if (o + parts < p.outer) next = {means[o + parts], residuals[o + parts], rstds[o + parts]};
     const float rstd = stats.rstd, base = -stats.residual * rstd;  // x^ = (x - mean) rstd + base
     float a = 0.f, b = 0.f;
     float kept_x[kKeep ? P * N : 1], kept_d[kKeep ? P * N : 1];
@@ -147,8 +357,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       float v[N], d[N], g[N], c[N] = {};
       Widen(LoadShared<T>(at), v);
       Widen(LoadShared<T>(at + kThreads * 16), d);
-      LoadFloats<N>(gain + j * group * N, g);
-      if (kRelu) LoadFloats<N>(bias + j * group * N, c);
+#pragma unroll
+      for (int i = 0; i < N; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(gains + (j * N + i) / 4 * (kThreads * 16));
+        g[i] = four.x, g[i + 1] = four.y, g[i + 2] = four.z, g[i + 3] = four.w;
+      }
+      if (kRelu) LoadFloats<N>(bias + j * kThreads * N, c);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const float xhat = (v[i] - stats.mean) * rstd + base, dt = BeforeRelu(kRelu, d[i], xhat, g[i], c[i]);
@@ -157,7 +371,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     };
     const auto place = [&](int j) { return mine + (slot + j < R ? slot + j : slot + j - R) * kStep; };
     const auto pass1 = [&](int j) {
-      if (t + j * group < packs)
+      if (t + j * kThreads < packs)
         each(j, place(j), [&](int i, float xhat, float dt, float d) {
           a += d;
           b += d * xhat;
@@ -165,7 +379,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           bias_sums[j * N + i] += dt;
           if constexpr (kKeep) kept_x[j * N + i] = xhat, kept_d[j * N + i] = d;
         });
-      if constexpr (kKeep) issue(o + (j + R) / P * stride, (j + R) % P, place(j));
+      if constexpr (kKeep) issue(o + (j + R) / P * parts, (j + R) % P, place(j));
     };
     // The wait needs a constant, so no loop. Where a piece's place is given to a new one at once, one more is under way.
     constexpr int kStay = kKeep ? 0 : 1;
@@ -175,19 +389,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (P > 4) WaitForCopies<R - 1 - 4 * kStay>(), pass1(4), WaitForCopies<R - 1 - 5 * kStay>(), pass1(5);
     if constexpr (P > 4) WaitForCopies<R - 1 - 6 * kStay>(), pass1(6), WaitForCopies<R - 1 - 7 * kStay>(), pass1(7);
     a = WarpSum(a), b = WarpSum(b);
-    if (group > 32) {
-      // Two sets of scratch in turn: who writes one has passed the barrier that all came to after reading it.
-      const int lane = threadIdx.x % 32, warps = group / 32;
-      if (lane == 0) scratch[parity][0][threadIdx.x / 32] = a, scratch[parity][1][threadIdx.x / 32] = b;
-      asm volatile("bar.sync %0, %1;" ::"r"(which + 1), "r"(group) : "memory");
-      a = WarpSum(lane < warps ? scratch[parity][0][which * warps + lane] : 0.f);
-      b = WarpSum(lane < warps ? scratch[parity][1][which * warps + lane] : 0.f);
-    }
+    // Two sets of scratch in turn: who writes one has passed the barrier that all came to after reading it.
+    if (lane == 0) scratch[parity][0][t / 32] = a, scratch[parity][1][t / 32] = b;
+    __syncthreads();
+    a = WarpSum(lane < kThreads / 32 ? scratch[parity][0][lane] : 0.f);
+    b = WarpSum(lane < kThreads / 32 ? scratch[parity][1][lane] : 0.f);
     const float mean = -a * inverse * rstd, slope = -b * inverse * rstd;
     T* to = dx + o * row_step;
 #pragma unroll
     for (int j = 0; j < P; ++j) {
-      if (t + j * group < packs) {
+      if (t + j * kThreads < packs) {
         float out[N];
         if constexpr (kKeep) {
 #pragma unroll
@@ -195,32 +406,21 @@ __global__ void __launch_bounds__(kThreads, 1)
         } else {
           each(j, place(j), [&](int i, float xhat, float, float d) { out[i] = d * rstd + (xhat * slope + mean); });
         }
-        StoreVector(to + j * group * N, out);
+        StoreVector(to + j * kThreads * N, out);
       }
-      if constexpr (!kKeep) issue(o + (j + R) / P * stride, (j + R) % P, place(j));
+      if constexpr (!kKeep) issue(o + (j + R) / P * parts, (j + R) % P, place(j));
     }
     slot += P % R;
     if (slot >= R) slot -= R;
   }
-
-  // The groups' sums meet in order.
-  WaitForCopies<0>();
-  float* sums = reinterpret_cast<float*>(ring);
-  for (int pass = 0; pass < 2; ++pass) {
-    float* out = (pass == 0 ? dgain : dbias) + part * Channels(p) + s * F;
-    __syncthreads();
+  const int64_t to = part * Channels(p) + s * F + t * N;
 #pragma unroll
-    for (int j = 0; j < P; ++j) {
-      if (t + j * group >= packs) break;
+  for (int j = 0; j < P; ++j) {
+    if (t + j * kThreads >= packs) break;
 #pragma unroll
-      for (int i = 0; i < N; ++i)
-        sums[which * F + (t + j * group) * N + i] = pass == 0 ? gain_sums[j * N + i] : bias_sums[j * N + i];
-    }
-    __syncthreads();
-    for (int64_t f = threadIdx.x; f < F; f += kThreads) {
-      float sum = sums[f];
-      for (int k = 1; k < groups; ++k) sum += sums[k * F + f];
-      out[f] = sum;
+    for (int i = 0; i < N; ++i) {
+      dgain[to + j * kThreads * N + i] = gain_sums[j * N + i];
+      dbias[to + j * kThreads * N + i] = bias_sums[j * N + i];
     }
   }
 }
@@ -238,40 +438,60 @@ Shape ForwardShape(const LayerNormProblem& p) {
   return {};
 }
 
-Shape BackwardShape(const LayerNormProblem& p, const Chip& chip) {
-  const int per_pack = int(16 / SizeOf(p.dtype));
-  const int64_t packs = p.features / per_pack;
-  // Sums take 2 * packs * per_pack registers: with 32 there is room to keep the row, 64 are the most. Two groups or
-  // more, if that can be, so that one works while another waits for its sum.
-  for (int most : {16 / per_pack, 32 / per_pack})
-    for (int threads : {kThreads / 2, kThreads})
-      for (int group = 32; group <= threads; group *= 2)
-        if (CeilDiv(packs, group) <= most) {
-          const int count = int(PowerOf2AtLeast(CeilDiv(packs, group)));
-          const int bytes = count == 1   ? kRingBytes<1>
-                            : count == 2 ? kRingBytes<2>
-                            : count == 4 ? kRingBytes<4>
-                                         : kRingBytes<8>;
-          constexpr int kStatic = 1024;
-          return bytes + kStatic <= chip.shared_memory ? Shape{group, count} : Shape{};
-        }
-  return {};
-}
-
 template <typename Kernel>
 Status AllowShared(Kernel kernel, int bytes) {
   BLOCKSPARSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   return {};
 }
 
-template <typename T, int P, bool kRelu>
-Status LaunchBackward(const LayerNormProblem& p, int group, int64_t parts, float* dgain, float* dbias, Stream stream) {
-  if constexpr (P * kPerVector<T> <= 32) {
-    BLOCKSPARSE_RETURN_IF_ERROR(AllowShared(RowsBackward<T, P, kRelu>, kRingBytes<P>));
-    RowsBackward<T, P, kRelu>
-        <<<unsigned(parts * p.segments), kThreads, kRingBytes<P>, stream>>>(p, group, parts, dgain, dbias);
+// Elements of a row to a thread of a gradient: 2 sums of each take registers, of which 64 are the most.
+enum class Share { kNone = 0, kFew = 8, kSome = 16, kMany = 32 };
+
+// Threads to a row of a gradient of the first kind.
+int FewGroup(const LayerNormProblem& p) { return int(CeilDiv(p.features, kFew * 32) * 32); }
+
+template <typename T, bool kRelu>
+struct Backward {
+  template <Share kShare>
+  static constexpr int kPacks = int(kShare) / kPerVector<T>;
+
+  static int Bytes(Share share) {
+    return share == Share::kFew    ? kFewBytes * kThreads
+           : share == Share::kSome ? kRingBytes<T, kPacks<Share::kSome>>
+                                   : kRingBytes<T, kPacks<Share::kMany>>;
   }
-  return {};
+  static Status LaunchFew(const LayerNormProblem& p, int64_t parts, float* dgain, float* dbias, Stream stream) {
+    const int group = FewGroup(p), threads = kThreads / group * group;
+    BLOCKSPARSE_RETURN_IF_ERROR(AllowShared(BatchesBackward<T, kRelu>, kFewBytes * kThreads));
+    BatchesBackward<T, kRelu>
+        <<<unsigned(parts * p.segments), threads, kFewBytes * threads, stream>>>(p, group, parts, dgain, dbias);
+    return {};
+  }
+  template <Share kShare>
+  static Status Launch(const LayerNormProblem& p, int64_t parts, float* dgain, float* dbias, Stream stream) {
+    constexpr auto* kKernel = RowsBackward<T, kPacks<kShare>, kRelu>;
+    BLOCKSPARSE_RETURN_IF_ERROR(AllowShared(kKernel, Bytes(kShare)));
+    kKernel<<<unsigned(parts * p.segments), kThreads, Bytes(kShare), stream>>>(p, parts, dgain, dbias);
+    return {};
+  }
+};
+
+template <typename Body>
+auto WithBackward(const LayerNormProblem& p, const Body& body) {
+  return WithType(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    return p.relu ? body(Backward<T, true>()) : body(Backward<T, false>());
+  });
+}
+
+Share ShareOf(const LayerNormProblem& p, const Chip& chip) {
+  for (Share share : {Share::kFew, Share::kSome, Share::kMany})
+    if (p.features <= kThreads * int(share)) {
+      constexpr int kStatic = 3 << 10;
+      const int bytes = WithBackward(p, [&](auto kernels) { return kernels.Bytes(share); });
+      return bytes + kStatic <= chip.shared_memory ? share : Share::kNone;
+    }
+  return Share::kNone;
 }
 
 // Calls body with the number of packs as a constant.
@@ -298,11 +518,11 @@ LayerFamily ChooseRows(const LayerNormProblem& p, const Chip& chip) {
     family.fits = shape.group > 0 && CeilDiv(p.outer * p.segments * shape.group, 128) <= INT32_MAX;
     return family;
   }
-  const Shape shape = elements > kSmallTensor ? BackwardShape(p, chip) : Shape{};
-  if (shape.group == 0 || p.segments > INT32_MAX) return family;
+  const Share share = elements > kSmallTensor ? ShareOf(p, chip) : Share::kNone;
+  if (share == Share::kNone || p.segments > INT32_MAX) return family;
   family.fits = true;
-  family.parts =
-      std::max<int64_t>(1, std::min(chip.multiprocessors / p.segments, CeilDiv(p.outer, kThreads / shape.group)));
+  const int64_t rows_at_once = share == Share::kFew ? kThreads / FewGroup(p) * int(8 / SizeOf(p.dtype)) : 1;
+  family.parts = std::max<int64_t>(1, std::min(chip.multiprocessors / p.segments, CeilDiv(p.outer, rows_at_once)));
   return family;
 }
 
@@ -320,15 +540,12 @@ Status RunRows(const LayerNormProblem& p, float* dgain, float* dbias, const Chip
       });
     });
   } else {
-    const Shape shape = BackwardShape(p, chip);
+    const Share share = ShareOf(p, chip);
     const int64_t parts = ChooseRows(p, chip).parts;
-    WithType(p.dtype, [&](auto type) {
-      status = WithPacks(shape.packs, [&](auto packs) {
-        using T = decltype(type);
-        constexpr int P = decltype(packs)::value;
-        return p.relu ? LaunchBackward<T, P, true>(p, shape.group, parts, dgain, dbias, stream)
-                      : LaunchBackward<T, P, false>(p, shape.group, parts, dgain, dbias, stream);
-      });
+    status = WithBackward(p, [&](auto kernels) -> Status {
+      if (share == Share::kSome) return kernels.template Launch<Share::kSome>(p, parts, dgain, dbias, stream);
+      if (share == Share::kMany) return kernels.template Launch<Share::kMany>(p, parts, dgain, dbias, stream);
+      return kernels.LaunchFew(p, parts, dgain, dbias, stream);
     });
   }
   BLOCKSPARSE_RETURN_IF_ERROR(status);
