@@ -2,4 +2,5 @@
 
 namespace blocksparse::cuda::sm90 {
 template cudaError_t LaunchFloat<128, false>(const FloatParams&, int, cudaStream_t);
-}
+template cudaError_t LaunchFloat<128, true>(const FloatParams&, int, cudaStream_t);
+}  // namespace blocksparse::cuda::sm90

@@ -2,4 +2,5 @@
 
 namespace blocksparse::cuda::sm90 {
 template cudaError_t LaunchUnion<128, false, true>(bool, bool, const UnionParams&, int, cudaStream_t);
-}
+template cudaError_t LaunchUnion<128, true, true>(bool, bool, const UnionParams&, int, cudaStream_t);
+}  // namespace blocksparse::cuda::sm90

@@ -1,5 +1,0 @@
-#include "cuda/matmul_sm90_float_grad.cuh"
-
-namespace blocksparse::cuda::sm90 {
-template cudaError_t LaunchFloatGrad<64, false>(const FloatGradParams&, int, cudaStream_t);
-}

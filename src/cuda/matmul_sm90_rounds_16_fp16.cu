@@ -1,5 +1,0 @@
-#include "cuda/matmul_sm90_rounds.cuh"
-
-namespace blocksparse::cuda::sm90 {
-template cudaError_t LaunchRounds<true>(bool, bool, const RoundsParams&, int, cudaStream_t);
-}

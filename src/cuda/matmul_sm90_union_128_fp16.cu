@@ -1,5 +1,0 @@
-#include "cuda/matmul_sm90_union.cuh"
-
-namespace blocksparse::cuda::sm90 {
-template cudaError_t LaunchUnion<128, true, false>(bool, bool, const UnionParams&, int, cudaStream_t);
-}
