@@ -414,6 +414,15 @@ int main(int argc, char** argv) {
             cases.push_back({"float-check", product, axis, b, f, 8, 3, 5, 1.0, "shuffled", 1, f, tf32, low});
             cases.push_back({"float-check", product, axis, b, f, 3336, 40, 61, 0.05, "hub", 1, f, tf32, low});
           }
+  // Small batches: long lists, several rounds of slabs of activations, few and many columns.
+  for (int b : {8, 16, 32, 64, 128})
+    for (Product product : {F, X})
+      for (int axis : {1, 0})
+        for (DType type : {bf, hf})
+          for (int64_t N : {axis ? 3 : 8, 16, 40, 64}) {
+            cases.push_back({"small-check", product, axis, b, type, N, 6400 / b, 1152 / b, 0.2, "bernoulli", 1, type});
+            cases.push_back({"small-check", product, axis, b, type, N, 640 / b, 9000 / b, 0.3, "gaps", 1, type});
+          }
   auto perf = [&](const char* set, Product product, int axis, int b, int64_t N, int D, double density,
                   const char* layout = "random", DType type = DType::kBFloat16) {
     cases.push_back({set, product, axis, b, type, N, D / b, D / b, density, layout, 1, type});
@@ -459,6 +468,7 @@ int main(int argc, char** argv) {
   for (int b : {128, 64, 32, 16, 8}) {
     perf("small", X, 1, b, 64, 12288, .25);
     perf("small", F, 0, b, 64, 12288, .25);
+    perf("small", X, 0, b, 8, 12288, .25);
   }
   // Small, but with every way of sharing work: for checkers that slow the kernels down.
   for (int b : {8, 16, 32, 64, 128})

@@ -13,9 +13,11 @@
 #include "cuda/matmul_sm90_merged.h"
 #include "cuda/matmul_sm90_rounds.h"
 #include "cuda/matmul_sm90_small.h"
+#include "cuda/matmul_sm90_strips.h"
 #include "cuda/matmul_sm90_union.h"
 #include "cuda/matmul_sm90_weight_grad.h"
 #include "kernels/plan_sm90.h"
+#include "kernels/plan_strips.h"
 
 namespace blocksparse::cuda::sm90 {
 namespace {
@@ -86,14 +88,11 @@ Status RunUnion(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* w
   return FromCuda(launch(axis0, transposed, u, grid, stream), "union-tile product");
 }
 
-constexpr int kFillRows = 64;  // the largest batch for zero-filled tiles
-
 // Sizes of a small batch's tiles and their share among thread blocks, of a few stages at least.
 SmallParams SmallSizes(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const Chip& chip) {
   SmallParams s;
   s.batch = int(p.n[0]);
   s.features = int(p.product == Product::kInputGrad ? p.C() : p.K());
-  s.inputs = int(p.product == Product::kInputGrad ? p.K() : p.C());
   s.groups = int(plan.numbers[0]);
   s.stages = int(plan.numbers[3]);
   s.rows = int(choice.tile);
@@ -109,10 +108,8 @@ uint64_t Ticket() {
   return next += 0x9e3779b97f4a7c15ull;
 }
 
-int SmallFeatures(int bsize) { return bsize < 32 ? FillPlan::kFeatures : UnionPlan::Columns(bsize) * bsize; }
-
 int64_t SmallBytes(const MatmulProblem& p, const SmallParams& s) {
-  const int64_t tile = int64_t(s.rows) * SmallFeatures(p.bsize) * 4;
+  const int64_t tile = int64_t(s.rows) * UnionPlan::Columns(p.bsize) * p.bsize * 4;
   return (s.blocks + int64_t(s.row_tiles) * s.groups) * (tile + 8 * sizeof(uint64_t));
 }
 
@@ -122,7 +119,7 @@ Status RunSmall(const MatmulProblem& p, const MatmulChoice& choice, const Matmul
   const bool transposed = p.product == Product::kInputGrad;
   const int unit = p.bsize == 32 ? 32 : 64;
   SmallParams s = SmallSizes(p, choice, plan, chip);
-  const int64_t in = s.inputs;
+  const int64_t in = transposed ? p.K() : p.C();
   if (p.axis == 1) {
     BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x, p.dtype, p.a[0], N, in, s.box_rows, unit));
     BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x_wide, p.dtype, p.a[0], N, in, s.box_rows, 64));
@@ -130,9 +127,7 @@ Status RunSmall(const MatmulProblem& p, const MatmulChoice& choice, const Matmul
     BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x, p.dtype, p.a[0], in, N, unit, 64));
     s.x_wide = s.x;
   }
-  if (p.bsize >= 32) BLOCKSPARSE_RETURN_IF_ERROR(MakeWeightMap(&s.w, p));
-  s.x_values = p.a[0];
-  s.weights = p.b[0];
+  BLOCKSPARSE_RETURN_IF_ERROR(MakeWeightMap(&s.w, p));
   s.group = words;
   s.stage = words + plan.numbers[2];
   s.y = p.out;
@@ -143,14 +138,33 @@ Status RunSmall(const MatmulProblem& p, const MatmulChoice& choice, const Matmul
   const bool half = p.dtype == DType::kFloat16;
   auto launch = p.bsize == 128  ? (half ? LaunchSmall<128, true> : LaunchSmall<128, false>)
                 : p.bsize == 64 ? (half ? LaunchSmall<64, true> : LaunchSmall<64, false>)
-                : p.bsize == 32 ? (half ? LaunchSmall<32, true> : LaunchSmall<32, false>)
-                : p.bsize == 16 ? (half ? LaunchFill<16, true> : LaunchFill<16, false>)
-                                : (half ? LaunchFill<8, true> : LaunchFill<8, false>);
-  BLOCKSPARSE_RETURN_IF_ERROR(FromCuda(launch(p.axis == 0, transposed, s, stream), "product of a small batch"));
-  if (p.bsize >= 32) return {};
-  auto finish = p.bsize == 8 ? (half ? FinishFill<8, true> : FinishFill<8, false>)
-                             : (half ? FinishFill<16, true> : FinishFill<16, false>);
-  return FromCuda(finish(p.axis == 0, transposed, s, stream), "product of a small batch, sum of parts");
+                                : (half ? LaunchSmall<32, true> : LaunchSmall<32, false>);
+  return FromCuda(launch(p.axis == 0, transposed, s, stream), "product of a small batch");
+}
+
+Status RunStrips(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* words, cudaStream_t stream) {
+  const bool transposed = p.product == Product::kInputGrad;
+  const int64_t N = p.n[0], in = transposed ? p.K() : p.C();
+  StripParams s;
+  s.batch = int(N);
+  s.box_rows = (s.batch + 7) / 8 * 8;
+  if (p.axis == 1)
+    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x, p.dtype, p.a[0], N, in, s.box_rows, 64));
+  else
+    BLOCKSPARSE_RETURN_IF_ERROR(MakeTensorMap(&s.x, p.dtype, p.a[0], in, N, 64, 64));
+  s.weights = p.b[0];
+  s.lines = words;
+  s.y = p.out;
+  s.features = int(transposed ? p.C() : p.K());
+  s.clusters = int(plan.numbers[0]);
+  s.parts = int(plan.numbers[1]);
+  s.slabs = int(plan.numbers[2]);
+  const bool half = p.dtype == DType::kFloat16;
+  auto launch = p.bsize == 64   ? (half ? LaunchStrips<64, true> : LaunchStrips<64, false>)
+                : p.bsize == 32 ? (half ? LaunchStrips<32, true> : LaunchStrips<32, false>)
+                : p.bsize == 16 ? (half ? LaunchStrips<16, true> : LaunchStrips<16, false>)
+                                : (half ? LaunchStrips<8, true> : LaunchStrips<8, false>);
+  return FromCuda(launch(p.axis == 0, transposed, s, stream), "product of a small batch in strips");
 }
 
 Status RunRounds(const MatmulProblem& p, const MatmulPlan& plan, const int32_t* words, void* workspace,
@@ -262,6 +276,17 @@ Status RunWeightGrad(const MatmulProblem& p, const MatmulPlan& plan, const int32
   return FromCuda(launch(axis0, w, grid, stream), "weight gradient");
 }
 
+// Whether a small batch goes in strips. Blocks of 128, and of 64 in batches over 16, are faster in the union plan's tiles,
+// since pieces of 16 x 16 read each activation once for 16 outputs.
+bool StripsServe(const MatmulProblem& p) {
+  if (p.dtype == DType::kFloat32 || p.product == Product::kWeightGrad || p.gate != nullptr) return false;
+  const int64_t inputs = p.product == Product::kForward ? p.C() : p.K();
+  return p.n[0] <= (p.bsize <= 32   ? StripParams::kRows
+                    : p.bsize == 64 ? 16
+                                    : 0) &&
+         inputs <= StripPlan::kMaxInputs && int64_t(p.blocks) * p.bsize * p.bsize / 16 <= INT32_MAX;
+}
+
 }  // namespace
 
 bool Supports(const MatmulProblem& p, const Chip& chip) {
@@ -277,12 +302,9 @@ bool Supports(const MatmulProblem& p, const Chip& chip) {
   if (!Aligned(p.out) || total >= INT32_MAX - 4096 || int64_t(p.blocks) * p.bsize >= INT32_MAX) return false;
   if (weight_grad) return p.pairs <= WeightGradParams::kMaxPairs && Aligned(p.addend) && (p.bsize >= 32 || CanMerge(p));
   if (p.dtype == DType::kFloat32) return p.gate == nullptr;
-  if (p.bsize <= 16) return p.gate == nullptr && (p.n[0] <= kFillRows || CanMerge(p));
+  if (p.bsize <= 16) return p.gate == nullptr && (StripsServe(p) || CanMerge(p));
   return p.gate == nullptr || p.n[0] > 128;
 }
-
-// They were right in all their cases, but before the last change of what they share with the 16-bit ones.
-constexpr bool kFloatGradChecked = false;
 
 bool Checked(const MatmulProblem& p, const MatmulChoice& choice, const Chip& chip) {
   const bool plain = p.gate == nullptr && p.addend == nullptr;
@@ -290,21 +312,21 @@ bool Checked(const MatmulProblem& p, const MatmulChoice& choice, const Chip& chi
     case kFloatTf32:
     case kFloatExact: return FloatPays(p, chip);
     case kFloatGradTf32:
-    case kFloatGradExact: return kFloatGradChecked && plain && FloatGradPays(p, chip);
+    case kFloatGradExact: return plain && FloatGradPays(p, chip);
   }
   if (choice.family == kMerged) {
     // Blocks of 8 and 16 need batches that fill the chip.
     const int64_t outputs = p.product == Product::kInputGrad ? p.C() : p.K();
     int64_t total = 0;
     for (int i = 0; i < p.pairs; ++i) total += p.n[i];
-    return p.dtype == DType::kBFloat16 && plain &&
+    return plain &&
            total * (outputs / (16 * RoundsPlan::kColumns) + 1) >= int64_t(RoundsPlan::kRows) * chip.multiprocessors / 2;
   }
-  if (choice.family == kFill) {
-    // In microseconds: a stage of 64 by 256 features takes as long whatever it holds; the portable kernels go by blocks.
-    const double stages = double((p.C() + 255) / 256) * double((p.K() + 63) / 64) / chip.multiprocessors;
-    const double flops = 2.0 * double(p.n[0]) * p.blocks * p.bsize * p.bsize;
-    return 14 + stages < 5 + flops / (p.bsize == 16 ? 39e6 : 13.5e6);
+  if (choice.family == kStrips && p.bsize <= 16) {
+    // In microseconds: the weights at 3 TB/s; the portable kernels go by blocks, and take few rows as they take 48.
+    const double weights = double(p.blocks) * p.bsize * p.bsize;
+    const double flops = 2.0 * double(std::max<int64_t>(48, p.n[0])) * weights;
+    return 9 + 2 * weights / 3e6 < 5 + flops / (p.bsize == 16 ? 39e6 : 13.5e6);
   }
   return true;
 }
@@ -319,10 +341,9 @@ MatmulChoice Choose(const MatmulProblem& p, const LayoutTable& table, const Chip
     choice.family = p.tf32 ? kFloatTf32 : kFloatExact;
     choice.tile = FloatRows(!p.tf32, p.bsize);
     choice.name = p.tf32 ? "sm90 union tiles, tf32" : "sm90 union tiles, three bfloat16 to a float32";
-  } else if (p.bsize <= 16 && p.product != Product::kWeightGrad && p.n[0] <= kFillRows) {
-    choice.family = kFill;
-    choice.tile = kFillRows;
-    choice.name = "sm90 small batch, zero-filled tiles";
+  } else if (StripsServe(p)) {
+    choice.family = kStrips;
+    choice.name = "sm90 small batch in strips";
   } else if (p.bsize <= 16) {
     choice.family = kMerged;  // or rounds: the plan decides
     choice.name =
@@ -382,7 +403,7 @@ Status Plan(const MatmulProblem& p, const LayoutTable& table, const MatmulChoice
   if (choice.family == kFloatGradTf32 || choice.family == kFloatGradExact)
     return PlanFloatGrad(p, choice.family == kFloatGradExact, table, plan);
   if (choice.family == kWeightGrad) return PlanWeightGrad(table, p.axis, p.bsize, plan);
-  if (choice.family == kFill) return PlanFill(table, p.product, p.bsize, plan);
+  if (choice.family == kStrips) return PlanStrips(table, p.product, p.bsize, plan);
   if (choice.family == kRounds) return PlanRounds(table, p.product, plan);
   const bool gated = choice.family == kGatedUnion;
   const int columns = gated ? UnionPlan::GatedColumns(p.bsize) : UnionPlan::Columns(p.bsize);
@@ -396,6 +417,7 @@ int64_t WorkspaceBytes(const MatmulProblem& p, const MatmulChoice& choice, const
     return FloatGradWorkspaceBytes(p, choice.family == kFloatGradExact, plan, chip);
   if (choice.family == kMerged) return MergedWorkspaceBytes(p, plan, chip);
   if (choice.family == kWeightGrad) return WeightGradBytes(p, plan, chip);
+  if (choice.family == kStrips) return 0;
   if (choice.family != kRounds && choice.tile < UnionPlan::kRows)
     return SmallBytes(p, SmallSizes(p, choice, plan, chip));
   return sizeof(uint32_t);
@@ -418,6 +440,7 @@ Status Run(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan&
   if (choice.family == kFloatTf32 || choice.family == kFloatExact)
     return RunFloat(p, choice.family == kFloatExact, plan, words, workspace, chip, stream);
   if (choice.family == kMerged) return RunMerged(p, plan, words, workspace, chip, stream);
+  if (choice.family == kStrips) return RunStrips(p, plan, words, stream);
   if (choice.family == kRounds) return RunRounds(p, plan, words, workspace, chip, stream);
   if (choice.tile < UnionPlan::kRows) return RunSmall(p, choice, plan, words, workspace, chip, stream);
   return RunUnion(p, plan, words, workspace, chip, stream);

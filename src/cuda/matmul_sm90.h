@@ -15,8 +15,8 @@ enum Family : int {
   kFloatExact,
   kFloatGradTf32,
   kFloatGradExact,
-  kFill,
   kGatedUnion,
+  kStrips,
   kFamilies
 };
 constexpr bool IsFamily(int family) { return family >= kUnion && family < kFamilies; }

@@ -164,6 +164,7 @@ struct SmallKernel {
         }
         WgmmaCommit();
         WgmmaWait<0>();
+        __syncwarp();
         if (lane == 0) BarrierArrive(at + 8);
         if (++slot == kSlots) {
           slot = 0;

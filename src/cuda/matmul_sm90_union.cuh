@@ -343,8 +343,8 @@ struct UnionKernel {
           TmaStoreCommit();
           TmaStoreWaitRead<0>();
         }
-        __syncwarp();
       }
+      __syncwarp();
       if (lane == 0) BarrierArrive(full + 8);
       if (++slot == kSlots) {
         slot = 0;
@@ -402,6 +402,7 @@ struct UnionKernel {
         WgmmaCommit();
         // Waiting here costs nothing: the other warpgroup's products fill the gap.
         WgmmaWait<0>();
+        __syncwarp();
         if (lane == 0) BarrierArrive(bars + slot * kSlotBytes + 8);
         advance();
         header = receive();

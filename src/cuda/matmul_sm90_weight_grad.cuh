@@ -121,8 +121,7 @@ struct WeightGradKernel {
                                 slot.z, slot.w));
       }
       if (lane == 0) StoreShared4(item + 16 + 24 * 16, make_uint4(u.steps, u.partial, u.parts, u.part));
-      __syncwarp();
-      if (lane == 0) BarrierArrive(item);
+      BarrierArrive(item);
 
       int pair = 0;
       while (pair + 1 < p.pairs && u.first >= p.steps[pair + 1]) ++pair;
@@ -171,10 +170,8 @@ struct WeightGradKernel {
     }
     const uint32_t item = ItemBarrier(bars, count);
     BarrierWait(item + 8, count / 2 & 1 ^ 1);
-    if (lane == 0) {
-      StoreShared4(item + 16 + 24 * 16, make_uint4(~0u, 0, 0, 0));
-      BarrierArrive(item);
-    }
+    if (lane == 0) StoreShared4(item + 16 + 24 * 16, make_uint4(~0u, 0, 0, 0));
+    BarrierArrive(item);
   }
 
   // Sums of a helper, as the threads hold them.
@@ -242,10 +239,12 @@ struct WeightGradKernel {
         WgmmaCommit();
         if constexpr (kB == 128) {
           WgmmaWait<1>();
+          __syncwarp();
           if (previous != 0 && lane == 0) BarrierArrive(previous);
           previous = bars + slot * 32 + 8;
         } else {  // stages are long and few: return each at once
           WgmmaWait<0>();
+          __syncwarp();
           if (lane == 0) BarrierArrive(bars + slot * 32 + 8);
         }
         if (++slot == kSlots) {
@@ -274,8 +273,26 @@ struct WeightGradKernel {
         const bool open = p.gate == nullptr || p.gate[id] != 0.f;
         const int row = (warp * 16 + (lane >> 2)) % kB, column = (lane & 3) * 2;
         const int64_t at = int64_t(id) * kB * kB + row * kB + column;
-        uint16_t* out = static_cast<uint16_t*>(p.out) + at;
-        auto each = [&](auto&& store) {
+        if (plain && kB == 128) {
+          // Neighbours exchange halves, so that each stores eight bytes and four of them a whole sector;
+          // smaller blocks have no registers left for it.
+          const bool odd = lane & 1;
+          uint16_t* out = static_cast<uint16_t*>(p.out) + at + (odd ? 8 - 2 : 0);
+#pragma unroll
+          for (int h = 0; h < kHalves; ++h)
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+#pragma unroll
+              for (int e = 0; e < kB / 8; e += 2) {
+                const float* v = &sum[s][h][e * 4 + r * 2];
+                const uint32_t left = Pack16<kHalf>(open ? v[0] : 0.f, open ? v[1] : 0.f);
+                const uint32_t right = Pack16<kHalf>(open ? v[4] : 0.f, open ? v[5] : 0.f);
+                const uint32_t other = __shfl_xor_sync(~0u, odd ? left : right, 1);
+                *reinterpret_cast<uint2*>(out + (h * 64 + r * 8) * kB + e * 8) =
+                    odd ? make_uint2(other, right) : make_uint2(left, other);
+              }
+        } else if (plain) {
+          uint16_t* out = static_cast<uint16_t*>(p.out) + at;
 #pragma unroll
           for (int h = 0; h < kHalves; ++h)
 #pragma unroll
@@ -283,13 +300,20 @@ struct WeightGradKernel {
 #pragma unroll
               for (int e = 0; e < kB / 8; ++e) {
                 const float a = sum[s][h][e * 4 + r * 2], b = sum[s][h][e * 4 + r * 2 + 1];
-                store((h * 64 + r * 8) * kB + e * 8, open ? a : 0.f, open ? b : 0.f);
+                *reinterpret_cast<uint32_t*>(out + (h * 64 + r * 8) * kB + e * 8) =
+                    Pack16<kHalf>(open ? a : 0.f, open ? b : 0.f);
               }
-        };
-        if (plain)
-          each([&](int skip, float a, float b) { *reinterpret_cast<uint32_t*>(out + skip) = Pack16<kHalf>(a, b); });
-        else
-          each([&](int skip, float a, float b) { StoreWeightGrad(p, at + skip, a, b); });
+        } else {
+#pragma unroll
+          for (int h = 0; h < kHalves; ++h)
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+#pragma unroll
+              for (int e = 0; e < kB / 8; ++e) {
+                const float a = sum[s][h][e * 4 + r * 2], b = sum[s][h][e * 4 + r * 2 + 1];
+                StoreWeightGrad(p, at + (h * 64 + r * 8) * kB + e * 8, open ? a : 0.f, open ? b : 0.f);
+              }
+        }
       }
       __syncwarp();
       if (lane == 0) BarrierArrive(item + 8);
@@ -309,7 +333,7 @@ __global__ void __launch_bounds__(384, 1) WeightGrad(const __grid_constant__ Wei
       BarrierInit(bars + i * 32 + 8, 8);
     }
     for (int i = 0; i < 2; ++i) {
-      BarrierInit(Kernel::ItemBarrier(bars, i), 1);
+      BarrierInit(Kernel::ItemBarrier(bars, i), 32);
       BarrierInit(Kernel::ItemBarrier(bars, i) + 8, 8);
     }
     BarrierInitFence();

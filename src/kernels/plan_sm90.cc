@@ -171,48 +171,6 @@ Status PlanUnion(const LayoutTable& table, Product product, int axis, int bsize,
   return {};
 }
 
-Status PlanFill(const LayoutTable& table, Product product, int bsize, MatmulPlan* plan) {
-  const Columns c = ColumnsOf(table, product);
-  const int width = 64 / bsize, wide = FillPlan::kFeatures / bsize, ids = FillPlan::Ids(bsize);
-  const std::vector<std::vector<int>> groups = Cluster(c, width, FillPlan::kFeatures / 64);
-  const int slabs = (c.inputs + width - 1) / width;
-  const int64_t begin = (int64_t(groups.size()) * UnionPlan::kGroupWords + 31) / 32 * 32;
-  plan->words.assign(begin, 0);
-  std::vector<int32_t> tiles;     // of all stages
-  std::vector<int> stage(slabs);  // of this group, or -1
-  int stages = 0;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    std::fill(stage.begin(), stage.end(), -1);
-    auto each = [&](auto&& use) {
-      for (size_t u = 0; u < groups[g].size(); ++u)
-        for (int j = 0; j < width; ++j) {
-          const int k = groups[g][u] * width + j;
-          if (k >= c.outputs) break;
-          for (int i = c.ptr[k]; i < c.ptr[k + 1]; ++i) use(c.input[i], int(u) * width + j, c.id[i]);
-        }
-    };
-    const int first = stages;
-    each([&](int input, int, int) { stage[input / width] = 0; });
-    for (int s = 0; s < slabs; ++s)
-      if (stage[s] == 0) {
-        stage[s] = stages++;
-        plan->words.insert(plan->words.end(), {s * 64, int32_t(g), 0, 0});
-      }
-    tiles.resize(int64_t(stages) * ids, -1);
-    each([&](int input, int column, int id) {
-      tiles[int64_t(stage[input / width]) * ids + input % width * wide + column] = id;
-    });
-    int32_t* w = &plan->words[g * UnionPlan::kGroupWords];
-    w[0] = first;
-    w[1] = stages - first;
-    std::fill(w + 2, w + 8, -1);
-    for (size_t u = 0; u < groups[g].size(); ++u) w[2 + u] = groups[g][u] * 64;
-  }
-  plan->words.insert(plan->words.end(), tiles.begin(), tiles.end());
-  plan->numbers = {int64_t(groups.size()), 0, begin, stages};
-  return {};
-}
-
 Status PlanRounds(const LayoutTable& table, Product product, MatmulPlan* plan) {
   using P = RoundsPlan;
   constexpr int kUnits = 4, kLook = 64;  // blocks a slab; slabs looked at for the next one

@@ -61,18 +61,6 @@ struct MergedLayout {
 
 MergedLayout MergeBlocks(const LayoutTable& table, int factor);
 
-// Zero-filled tiles for small batches (src/cuda/matmul_sm90_small_fill.cuh), blocks of 8 and 16. words: groups as in
-// UnionPlan; then for each stage four words, the first of its 64 input features, its group, and two of padding; then for each
-// stage the ids of its blocks, [64 / b][kFeatures / b] along input and output, -1 where there is none.
-//
-// numbers: groups, 0, word where stages begin, stages.
-struct FillPlan {
-  static constexpr int kFeatures = 256;  // output features of a group
-  static constexpr int Ids(int bsize) { return 64 / bsize * (kFeatures / bsize); }
-};
-
-Status PlanFill(const LayoutTable& table, Product product, int bsize, MatmulPlan* plan);
-
 Status PlanRounds(const LayoutTable& table, Product product, MatmulPlan* plan);
 
 Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, MatmulPlan* plan);

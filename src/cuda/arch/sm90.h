@@ -153,14 +153,6 @@ __device__ __forceinline__ uint32_t LoadShared(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
 }
-__device__ __forceinline__ void StoreSharedByte(uint32_t address, uint32_t v) {
-  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(v) : "memory");
-}
-__device__ __forceinline__ uint32_t LoadSharedByte(uint32_t address) {
-  uint32_t v;
-  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-  return v;
-}
 __device__ __forceinline__ uint4 LoadShared4(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -169,10 +161,6 @@ __device__ __forceinline__ uint4 LoadShared4(uint32_t address) {
                : "memory");
   return v;
 }
-
-// A kernel launched to overlap the one before: that one lets it start, it waits for that one's results.
-__device__ __forceinline__ void LaunchDependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void WaitForPrerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Flags in global memory, between thread blocks.
 __device__ __forceinline__ void AddRelease(uint32_t* flag, uint32_t v) {
