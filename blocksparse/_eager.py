@@ -20,6 +20,7 @@ _one_device: bool | None = None  # not known yet
 def one_at_a_time(op_module: ModuleType) -> None:
     """Puts every op of the module behind one lock, taken in eager mode where TensorFlow sees several devices."""
     import tensorflow as tf
+    from tensorflow.python.autograph.impl.api import autograph_artifact
 
     def guard(op: Callable) -> Callable:
         @functools.wraps(op)
@@ -33,7 +34,7 @@ def one_at_a_time(op_module: ModuleType) -> None:
             with _lock:
                 return op(*args, **kwargs)
 
-        return call
+        return autograph_artifact(call)  # AutoGraph must not look for its source
 
     for name in [name for name in vars(op_module) if f"{name}_eager_fallback" in vars(op_module)]:
         setattr(op_module, name, guard(getattr(op_module, name)))

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.config import disable_op_determinism
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 sys.path.insert(0, str(EXAMPLES / "lstm"))
@@ -134,6 +135,15 @@ def test_default_text():
     assert "bytes, sha256" in data.describe(text)
 
 
+@pytest.fixture
+def deterministic():
+    """On a GPU, TensorFlow's cross-entropy has no one order of additions otherwise."""
+    tf.config.experimental.enable_op_determinism()
+    yield
+    disable_op_determinism()
+
+
+@pytest.mark.usefixtures("deterministic")
 def test_resumed_training_gives_the_same_bits(text_file, tmp_path):
     options = dataclasses.replace(TINY, data=text_file)
     straight = train.Training(options, str(tmp_path))

@@ -375,8 +375,8 @@ def worker(blocks):
     with tf.device("/CPU:1"):
         shapes = (3, bsmm.C), bsmm.w_shape, (9, 4)
         x, w, dense = (tf.constant(rng.standard_normal(shape), tf.float32) for shape in shapes)
-    places = tf.constant(rng.integers(9, size=blocks), tf.int32)
-    expected = bsmm(x, w).numpy(), dense.numpy()[places.numpy()]
+        places = tf.constant(rng.integers(9, size=blocks), tf.int32)
+        expected = bsmm(x, w).numpy(), dense.numpy()[places.numpy()]
 
     def work():
         try:
@@ -402,6 +402,21 @@ def test_threads_get_their_own_tables_from_another_device(rng):
     """Six layouts on six threads, on the second of two devices: the tables and indices come from the first."""
     printed = helpers.run_python(ON_SECOND_DEVICE, str(rng.integers(2**31)))
     assert printed.strip() == "0 wrong []"
+
+
+def test_autograph_lets_the_ops_alone(device, caplog, monkeypatch):
+    """No warning that a function could not be transformed."""
+    monkeypatch.setattr(tf.get_logger(), "propagate", True)
+
+    @tf.function
+    def function(x, w):
+        for _ in range(2):
+            x = ops.blocksparse_matmul(x, w, TABLE, [], axis=1, bsize=8, C=16, K=24)[:, :16]
+        return x
+
+    with tf.device(device):
+        function(tf.ones([2, 16]), tf.ones([4, 8, 8]))
+    assert not caplog.records
 
 
 def test_two_sessions_at_once(device, rng):

@@ -307,4 +307,5 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
+    tf.config.experimental.enable_op_determinism()  # on a GPU the same bits need it for TensorFlow's cross-entropy
     main()

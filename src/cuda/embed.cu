@@ -60,10 +60,60 @@ __global__ void __launch_bounds__(kThreads) Lookup(EmbeddingProblem p, int64_t r
     if (first + u * kThreads < n) StoreOnce(static_cast<Word*>(p.y) + first + u * kThreads, word[u]);
 }
 
+// Rows of 16-byte words, of one range of the table after another: of a table larger than the cache, rows that are named
+// again are found there. A warp looks at kPlaces indices, and copies the rows of those that are in the range of its block;
+// the first range takes what is outside the table too.
+constexpr int kPlaces = 8;
+constexpr int64_t kRangeBytes = 24 << 20;  // half of the cache of a large chip
+
+template <typename I>
+__global__ void __launch_bounds__(kThreads)
+    LookupRanges(EmbeddingProblem p, int64_t row_words, int64_t range_rows, unsigned blocks) {
+  constexpr int kUnroll = 4;
+  const int lane = threadIdx.x % 32;
+  const unsigned range = blockIdx.x / blocks;
+  const int64_t first = (int64_t(blockIdx.x - range * blocks) * (kThreads / 32) + threadIdx.x / 32) * kPlaces;
+  const bool looks = lane < kPlaces && first + lane < p.count;
+  // As an unsigned number a negative index is too large.
+  const uint64_t index = looks ? uint64_t(int64_t(static_cast<const I*>(p.index)[first + lane])) : 0;
+  const uint64_t low = uint64_t(range) * uint64_t(range_rows), high = min(low + uint64_t(range_rows), uint64_t(p.rows));
+  unsigned pending =
+      __ballot_sync(0xffffffff, looks && ((index >= low && index < high) || (range == 0 && index >= p.rows)));
+  for (; pending > 0; pending &= pending - 1) {
+    const int n = __ffs(pending) - 1;
+    const uint64_t row = __shfl_sync(0xffffffff, index, n);
+    const uint4* x = static_cast<const uint4*>(p.x) + row * row_words;
+    uint4* y = static_cast<uint4*>(p.y) + (first + n) * row_words;
+    for (int64_t begin = lane; begin < row_words; begin += 32 * kUnroll) {
+      uint4 word[kUnroll] = {};
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u)
+        if (row < uint64_t(p.rows) && begin + u * 32 < row_words) word[u] = x[begin + u * 32];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u)
+        if (begin + u * 32 < row_words) StoreOnce(y + begin + u * 32, word[u]);
+    }
+  }
+}
+
 template <typename Word>
 void LaunchLookup(const EmbeddingProblem& p, Stream stream) {
   const int64_t row_words = p.width * SizeOf(p.dtype) / int64_t(sizeof(Word)), n = p.count * row_words;
   const unsigned blocks = unsigned(CeilDiv(n, 4 * kThreads));
+  if constexpr (sizeof(Word) == 16) {
+    // Worth it where many rows are named again, and a row is as long as a warp.
+    const int64_t range_rows = std::max<int64_t>(1, kRangeBytes / (row_words * 16)),
+                  ranges = CeilDiv(p.rows, range_rows);
+    const int64_t blocks_of_range = CeilDiv(p.count, kPlaces * (kThreads / 32));
+    if (ranges > 1 && ranges <= 32 && p.count >= p.rows / 2 && row_words >= 32 &&
+        ranges * blocks_of_range <= INT32_MAX) {
+      WithIndexType(p, [&](auto type) {
+        LookupRanges<decltype(type)><<<unsigned(ranges * blocks_of_range), kThreads, 0, stream>>>(
+            p, row_words, range_rows, unsigned(blocks_of_range));
+      });
+      return;
+    }
+  }
   WithIndexType(p, [&](auto type) {
     using I = decltype(type);
     if (n <= UINT32_MAX)

@@ -1,5 +1,5 @@
-// Layer norm over features in sequence: a row is read once and stays on the chip, in registers forward and in shared
-// memory backward.
+// Layer norm over features in sequence: a row is read once and stays on the chip, in registers, or for the gradient of a
+// long one in shared memory.
 #include <algorithm>
 
 #include "cuda/norms.cuh"
@@ -82,8 +82,114 @@ __global__ void __launch_bounds__(kMaxGroup) RowsForward(LayerNormProblem p, int
     LoadFloats<N>(gain + j * group * N, g);
     LoadFloats<N>(bias + j * group * N, b);
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[j][i] = Relu(p.relu, (v[j][i] * rstd + base) * g[i] + b[i]);
+    for (int i = 0; i < N; ++i) v[j][i] = (v[j][i] * rstd + base) * g[i] + b[i];
+    if (p.relu) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) v[j][i] = Relu(true, v[j][i]);
+    }
     StoreVector(y + j * group * N, v[j]);
+  }
+}
+
+// Long rows of a large tensor: groups of threads take one row after another, kForward elements of it a thread, in
+// registers, while the next one is on its way to shared memory, where gains and biases are. Every thread reads back from there only
+// what it copied itself. One thread block to a multiprocessor.
+constexpr int kForward = 32, kForwardThreads = 1024;
+
+template <typename T>
+__global__ void __launch_bounds__(kForwardThreads, 1)
+    LongForward(LayerNormProblem p, int group, int apart, int64_t step) {
+  constexpr int N = kPerVector<T>, P = kForward / N;
+  extern __shared__ __align__(16) char coming[];  // [P][threads] packs; gains and biases, [2][N / 4][packs] fours
+  __shared__ float scratch[3][kForwardThreads / 32];
+  const int groups = blockDim.x / group, which = threadIdx.x / group, t = threadIdx.x % group, lane = threadIdx.x % 32;
+  const int64_t F = p.features, s = blockIdx.x % p.segments, part = blockIdx.x / p.segments;
+  const int packs = int(F / N), piece = blockDim.x * 16;
+  char* const mine = coming + threadIdx.x * 16;
+  float4* const fours = reinterpret_cast<float4*>(coming + P * piece);
+  const auto copy = [&](const T* x) {
+#pragma unroll
+    for (int j = 0; j < P; ++j)
+      if (t + j * group < packs) CopyAsync(mine + j * piece, x + j * group * N);
+    CommitCopies();
+  };
+  // Of this thread's first pack; from row to row it is `apart` rows, `step` elements.
+  const int first_row = int(part) * groups + which, outer = int(p.outer);
+  int64_t at = (first_row * p.segments + s) * F + t * N;
+  if (first_row < outer) copy(static_cast<const T*>(p.x) + at);
+  for (int k = threadIdx.x; k < packs * (N / 4); k += blockDim.x) {
+    const int64_t from = s * F + k * 4, to = k % (N / 4) * packs + k / (N / 4);
+    fours[to] = *reinterpret_cast<const float4*>(p.gain + from);
+    fours[to + packs * (N / 4)] = *reinterpret_cast<const float4*>(p.bias + from);
+  }
+  __syncthreads();
+  // Sums over the group, of 16 warps at most.
+  const int warps = group / 32;
+  const auto meet = [&] { asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(group) : "memory"); };
+  const auto add_warps = [&](const float* sums) {
+    float sum = lane % 16 < warps ? sums[threadIdx.x / group * warps + lane % 16] : 0.f;
+#pragma unroll
+    for (int half = 8; half > 0; half /= 2) sum += __shfl_xor_sync(0xffffffff, sum, half);
+    return sum;
+  };
+  const float inverse = 1.f / float(F);
+  for (int o = first_row; o < outer; o += apart, at += step) {
+    WaitForCopies<0>();
+    float v[P][N], sum = 0.f, off = 0.f, square = 0.f;
+#pragma unroll
+    for (int j = 0; j < P; ++j) {
+      if (t + j * group >= packs) break;
+      Widen(LoadShared<T>(mine + j * piece), v[j]);
+#pragma unroll
+      for (int i = 0; i < N; ++i) sum += v[j][i];
+    }
+    if (outer - o > apart) copy(static_cast<const T*>(p.x) + at + step);
+    sum = WarpSum(sum);
+    if (warps > 1) {
+      if (lane == 0) scratch[0][threadIdx.x / 32] = sum;
+      meet();
+      sum = add_warps(scratch[0]);
+    }
+    const float shift = sum * inverse;
+#pragma unroll
+    for (int j = 0; j < P; ++j) {
+      if (t + j * group >= packs) break;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        v[j][i] -= shift;
+        off += v[j][i];
+        square += v[j][i] * v[j][i];
+      }
+    }
+    off = WarpSum(off), square = WarpSum(square);
+    if (warps > 1) {
+      if (lane == 0) scratch[1][threadIdx.x / 32] = off, scratch[2][threadIdx.x / 32] = square;
+      meet();
+      off = add_warps(scratch[1]), square = add_warps(scratch[2]);
+    }
+    off *= inverse;
+    const Statistics stats = FinishStatistics(shift, off, square * inverse, p.epsilon);
+    if (t == 0) {
+      const int64_t row = s * p.outer + o;
+      p.mean[row] = stats.mean, p.residual[row] = stats.residual, p.rstd[row] = stats.rstd;
+    }
+    T* y = static_cast<T*>(p.y) + at;
+    const float rstd = stats.rstd, base = -off * rstd;  // x^ = (x - shift) rstd + base
+#pragma unroll
+    for (int j = 0; j < P; ++j) {
+      if (t + j * group >= packs) break;
+#pragma unroll
+      for (int i = 0; i < N; i += 4) {
+        const float4 g = fours[i / 4 * packs + t + j * group], b = fours[(N / 4 + i / 4) * packs + t + j * group];
+        v[j][i] = (v[j][i] * rstd + base) * g.x + b.x, v[j][i + 1] = (v[j][i + 1] * rstd + base) * g.y + b.y;
+        v[j][i + 2] = (v[j][i + 2] * rstd + base) * g.z + b.z, v[j][i + 3] = (v[j][i + 3] * rstd + base) * g.w + b.w;
+      }
+      if (p.relu) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) v[j][i] = Relu(true, v[j][i]);
+      }
+      StoreVector(y + j * group * N, v[j]);
+    }
   }
 }
 
@@ -529,16 +635,33 @@ LayerFamily ChooseRows(const LayerNormProblem& p, const Chip& chip) {
 Status RunRows(const LayerNormProblem& p, float* dgain, float* dbias, const Chip& chip, Stream stream) {
   Status status;
   if (!p.gradient) {
-    const Shape shape = ForwardShape(p);
-    const int threads = shape.group == 32 ? 128 : shape.group;
-    const int64_t rows = p.outer * p.segments, blocks = CeilDiv(rows, threads / shape.group);
-    WithType(p.dtype, [&](auto type) {
-      status = WithPacks(shape.packs, [&](auto packs) -> Status {
-        RowsForward<decltype(type), decltype(packs)::value>
-            <<<unsigned(blocks), threads, 0, stream>>>(p, shape.group, rows);
-        return {};
+    const int group = int(CeilDiv(p.features, kForward * 32) * 32);
+    const int64_t rows_of_block = CeilDiv(p.outer * p.segments, chip.multiprocessors);
+    const int groups = group <= 512 ? int(std::min<int64_t>(kForwardThreads / group, rows_of_block)) : 0;
+    const int64_t bytes = int64_t(groups) * group * kForward * SizeOf(p.dtype) + 2 * sizeof(float) * p.features;
+    // Of shorter rows, and of float32, a thread block to each does as well: gains and biases then are the smaller part of
+    // what has to come from L2.
+    if (groups > 0 && SizeOf(p.dtype) == 2 && p.features > 8192 && p.outer <= INT32_MAX / 2 &&
+        p.rows() * p.features > kSmallTensor && bytes + 512 <= chip.shared_memory) {
+      const int64_t parts = std::max<int64_t>(1, std::min(chip.multiprocessors / p.segments, CeilDiv(p.outer, groups)));
+      WithType(p.dtype, [&](auto type) {
+        using T = decltype(type);
+        status = AllowShared(LongForward<T>, int(chip.shared_memory) - 512);
+        LongForward<T><<<unsigned(parts * p.segments), groups * group, bytes, stream>>>(
+            p, group, int(parts) * groups, parts * groups * p.segments * p.features);
       });
-    });
+    } else {
+      const Shape shape = ForwardShape(p);
+      const int threads = shape.group == 32 ? 128 : shape.group;
+      const int64_t rows = p.outer * p.segments, blocks = CeilDiv(rows, threads / shape.group);
+      WithType(p.dtype, [&](auto type) {
+        status = WithPacks(shape.packs, [&](auto packs) -> Status {
+          RowsForward<decltype(type), decltype(packs)::value>
+              <<<unsigned(blocks), threads, 0, stream>>>(p, shape.group, rows);
+          return {};
+        });
+      });
+    }
   } else {
     const Share share = ShareOf(p, chip);
     const int64_t parts = ChooseRows(p, chip).parts;
