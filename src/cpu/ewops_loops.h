@@ -15,7 +15,7 @@ namespace {
 // ------------------------------------------------------------------------------------------------------------ maps
 
 template <int L>
-void Map(const EwProblem& p, int64_t begin, int64_t end) {
+BLOCKSPARSE_LOOPS void Map(const EwProblem& p, int64_t begin, int64_t end) {
   using Formulas = EwFormulas<Math<L>>;
   ForDType(p.dtype, [&](auto dtype) {
     constexpr DType D = decltype(dtype)::value;
@@ -51,7 +51,7 @@ void Map(const EwProblem& p, int64_t begin, int64_t end) {
 }
 
 template <int L>
-void Cast(const CastProblem& p, int64_t begin, int64_t end) {
+BLOCKSPARSE_LOOPS void Cast(const CastProblem& p, int64_t begin, int64_t end) {
   ForDType(p.from, [&](auto from) {
     ForDType(p.to, [&](auto to) {
       constexpr DType From = decltype(from)::value, To = decltype(to)::value;
@@ -69,7 +69,7 @@ void Cast(const CastProblem& p, int64_t begin, int64_t end) {
 }
 
 template <int L>
-void AddN(const AddNProblem& p, int64_t begin, int64_t end) {
+BLOCKSPARSE_LOOPS void AddN(const AddNProblem& p, int64_t begin, int64_t end) {
   ForDType(p.dtype, [&](auto dtype) {
     constexpr DType D = decltype(dtype)::value;
     ForPieces<L>(begin, end, [&](int64_t i, auto count) {
@@ -124,7 +124,7 @@ constexpr int kTile = 256;  // rows of fewer channels are taken several at once
 
 // inner 1. A group of rows, at least kTile elements, is one long row whose gains and biases repeat.
 template <int L>
-void ChannelRows(const ChannelProblem& p, int64_t o0, int64_t o1, float* dbias, float* dgain) {
+BLOCKSPARSE_LOOPS void ChannelRows(const ChannelProblem& p, int64_t o0, int64_t o1, float* dbias, float* dgain) {
   using V = Float<L>;
   const int64_t C = p.channels, group = C < kTile ? kTile / C : 1, width = group * C;
   float tiled_gain[kTile], tiled_bias[kTile], bias_sums[kTile] = {}, gain_sums[kTile] = {};
@@ -199,8 +199,8 @@ inline float LaneSum(Float<L> x) {
 }
 
 template <int L>
-void Channel(const ChannelProblem& p, int64_t o0, int64_t o1, int64_t c0, int64_t c1, int64_t i0, int64_t i1,
-             float* dbias, float* dgain) {
+BLOCKSPARSE_LOOPS void Channel(const ChannelProblem& p, int64_t o0, int64_t o1, int64_t c0, int64_t c1, int64_t i0,
+                               int64_t i1, float* dbias, float* dgain) {
   if (p.inner == 1) return ChannelRows<L>(p, o0, o1, dbias, dgain);
   using V = Float<L>;
   ForDType(p.dtype, [&](auto dtype) {
@@ -233,7 +233,15 @@ void Channel(const ChannelProblem& p, int64_t o0, int64_t o1, int64_t c0, int64_
 // ------------------------------------------------------------------------------------------------------ reduce max
 
 template <int L>
-void ReduceMax(const ReduceMaxProblem& p, int64_t begin, int64_t end, int64_t i0, int64_t i1) {
+inline bool Any(typename Vec<L>::Int mask) {
+  const auto words = reinterpret_cast<typename Vec<L>::Wide>(mask);
+  uint64_t any = 0;
+  for (int i = 0; i < L / 2; ++i) any |= words[i];
+  return any != 0;
+}
+
+template <int L>
+BLOCKSPARSE_LOOPS void ReduceMax(const ReduceMaxProblem& p, int64_t begin, int64_t end, int64_t i0, int64_t i1) {
   using V = Float<L>;
   using Int = typename Vec<L>::Int;
   constexpr float kLowest = -3.40282347e38f;
@@ -253,49 +261,53 @@ void ReduceMax(const ReduceMaxProblem& p, int64_t begin, int64_t end, int64_t i0
           const int64_t last = std::min(i1, first + kWide);
           std::fill(best, best + kWide + L, kLowest);
           std::fill(place, place + kWide + L, 0);
-          for (int64_t d = 0; d < p.dim; ++d) {
+          auto compare = [&](int64_t d, auto rows) {
             ForPieces<L>(first, last, [&](int64_t i, auto count) {
-              const V v = LoadPiece<D, L>(x + d * p.inner + i, count), old = LoadVec<F, L>(best + i - first);
+              V most = LoadVec<F, L>(best + i - first);
               Int* at = reinterpret_cast<Int*>(place + i - first);
-              const Int better = v > old;
-              StoreVec<F, L>(best + i - first, better ? v : old);
-              *at = better ? Int{} + int32_t(d) : *at;
+              Int where = *at;
+#pragma GCC unroll 4
+              for (int r = 0; r < decltype(rows)::value; ++r) {
+                const V v = LoadPiece<D, L>(x + (d + r) * p.inner + i, count);
+                where = v > most ? Int{} + int32_t(d + r) : where;
+                most = v > most ? v : most;
+              }
+              StoreVec<F, L>(best + i - first, most);
+              *at = where;
             });
-          }
+          };
+          int64_t d = 0;
+          for (; d + 4 <= p.dim; d += 4) compare(d, std::integral_constant<int, 4>());
+          for (; d < p.dim; ++d) compare(d, std::integral_constant<int, 1>());
           ForPieces<L>(first, last,
                        [&](int64_t i, auto count) { StorePiece<D, L>(y + i, LoadVec<F, L>(best + i - first), count); });
           std::copy(place, place + (last - first), argmax + first);
         }
         continue;
       }
-      // Lane k of `best[j]` looks at places j L + k, (j + kSide) L + k, ...; of equal lanes the first place wins.
+      // First how large the largest is, then where it is for the first time.
       constexpr int kSide = 4;  // vectors that do not wait for each other
       V best[kSide];
-      Int place[kSide] = {};
       for (V& v : best) v = Math<L>::Set(kLowest);
-      int64_t d = 0;
-      for (; d + kSide * L <= p.dim; d += kSide * L) {
+      int64_t d = 0, first = 0;
+      for (; d + kSide * L <= p.dim; d += kSide * L)
 #pragma GCC unroll 4
         for (int j = 0; j < kSide; ++j) {
           const V v = LoadVec<D, L>(x + d + j * L);
-          const Int better = v > best[j];
-          best[j] = better ? v : best[j];
-          place[j] = better ? Int{} + int32_t(d) : place[j];
+          best[j] = v > best[j] ? v : best[j];
         }
-      }
-      // The largest first, then where it is: lanes that are less hold no place of it.
       V top = best[0];
       for (int j = 1; j < kSide; ++j) top = best[j] > top ? best[j] : top;
       float most = top[0];
       for (int k = 1; k < L; ++k) most = top[k] > most ? top[k] : most;
-      int64_t first = 0;
       if (most > kLowest) {
-        first = p.dim;
-        for (int j = 0; j < kSide; ++j) {
-          const Int at = best[j] == most ? place[j] : Int{} + INT32_MAX;
-          for (int k = 0; k < L; ++k)
-            if (at[k] != INT32_MAX) first = std::min(first, int64_t(at[k]) + j * L + k);
+        for (;; first += kSide * L) {
+          Int found = {};
+#pragma GCC unroll 4
+          for (int j = 0; j < kSide; ++j) found |= LoadVec<D, L>(x + first + j * L) == most;
+          if (Any<L>(found)) break;
         }
+        while (LoadOne<D>(x + first) != most) ++first;
         most = LoadOne<D>(x + first);  // which of the two zeros it is
       }
       for (; d < p.dim; ++d) {

@@ -142,7 +142,7 @@ void ApplyBroadcast(const DropoutProblem& p, float scale, int64_t begin, int64_t
 }
 
 template <int L>
-void Dropout(const DropoutProblem& p, int64_t begin, int64_t end) {
+BLOCKSPARSE_LOOPS void Dropout(const DropoutProblem& p, int64_t begin, int64_t end) {
   const float scale = 1.f / p.keep_prob;
   ForDType(p.dtype, [&](auto dtype) {
     constexpr DType D = decltype(dtype)::value;
@@ -161,7 +161,7 @@ void Dropout(const DropoutProblem& p, int64_t begin, int64_t end) {
 }
 
 template <int L>
-void ConcreteGate(const ConcreteGateProblem& p, int64_t begin, int64_t end) {
+BLOCKSPARSE_LOOPS void ConcreteGate(const ConcreteGateProblem& p, int64_t begin, int64_t end) {
   using M = Math<L>;
   using V = Float<L>;
   constexpr DType F = DType::kFloat32;

@@ -13,7 +13,7 @@ namespace cpu {
 namespace {
 
 template <int L>
-void Gates(const LstmGatesProblem& p, int64_t r0, int64_t r1, int64_t k0, int64_t k1, float* dbias) {
+BLOCKSPARSE_LOOPS void Gates(const LstmGatesProblem& p, int64_t r0, int64_t r1, int64_t k0, int64_t k1, float* dbias) {
   using V = Float<L>;
   using Formulas = LstmFormulas<Math<L>>;
   constexpr DType F = DType::kFloat32;

@@ -234,6 +234,9 @@ void RunColumnOfOne(const Column& column) {
   });
 }
 
+// Where features come first: rows ahead of the one that is copied.
+constexpr int64_t kRowsAhead = 32;
+
 template <int L, DType D>
 void PackPanelOf(const Activations& a, int64_t n0, int count, int64_t f0, int64_t f1, int width, float* panel) {
   const Element<D>* x = static_cast<const Element<D>*>(a.data);
@@ -242,7 +245,11 @@ void PackPanelOf(const Activations& a, int64_t n0, int count, int64_t f0, int64_
     for (int64_t f = f0; f < f1; ++f) {
       const Element<D>* row = x + f * a.n + n0;
       int i = 0;
-      for (; i + L <= count; i += L) StoreVec<DType::kFloat32, L>(panel + f * width + i, LoadVec<D, L>(row + i));
+      for (; i + L <= count; i += L) {
+        // Of each row a piece is read, so that nothing else fetches what follows.
+        __builtin_prefetch(row + kRowsAhead * a.n + i, 0, 2);
+        StoreVec<DType::kFloat32, L>(panel + f * width + i, LoadVec<D, L>(row + i));
+      }
       for (; i < count; ++i) panel[f * width + i] = LoadOne<D>(row + i);
       for (; i < width; ++i) panel[f * width + i] = 0.f;
     }

@@ -7,6 +7,10 @@
 #include <immintrin.h>
 #endif
 
+// A function that loops over vectors: all that it calls goes into its body. A formula that is called for each vector loads
+// its constants each time, at half the speed.
+#define BLOCKSPARSE_LOOPS __attribute__((flatten))
+
 namespace blocksparse {
 namespace cpu {
 namespace {

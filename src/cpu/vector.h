@@ -77,11 +77,18 @@ inline void StoreVec(Element<D>* p, Float<L> x) {
   if constexpr (D == DType::kFloat32) {
     *reinterpret_cast<typename V::Float*>(p) = x;
   } else if constexpr (D == DType::kBFloat16) {
-    typename V::Word bits = reinterpret_cast<typename V::Word>(x);
-    typename V::Word rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan = bits >> 16 | 0x40u;
-    typename V::Word is_nan = reinterpret_cast<typename V::Word>(x != x);
-    rounded = (rounded & ~is_nan) | (nan & is_nan);
-    *reinterpret_cast<typename V::Short*>(p) = __builtin_convertvector(rounded, typename V::Short);
+    const auto bits = reinterpret_cast<typename V::Word>(x);
+    const typename V::Word rounded = bits + 0x7fffu + (bits >> 16 & 1u), nan = bits | 0x400000u;
+    const typename V::Word word = (x != x ? nan : rounded) >> 16;
+#if defined(__AVX2__)
+    if constexpr (L == 8) {
+      const __m256i wide = reinterpret_cast<__m256i>(word);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                       _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
+      return;
+    }
+#endif
+    *reinterpret_cast<typename V::Short*>(p) = __builtin_convertvector(word, typename V::Short);
   } else {
 #if defined(__AVX512F__)
     if constexpr (L == 16) {
