@@ -329,21 +329,58 @@ Status PlanWeightGrad(const LayoutTable& table, int axis, int bsize, int slots, 
     if (open.empty()) break;
     Item item;
     if (stacked) {
-      int used = 0;
-      for (size_t o = 0; o < open.size() && used < slots; ++o) {
-        const int k = open[o], room = std::min({(slots - used) * 2, max_tiles - item.tiles() - 1, count[k]});
-        if (room < std::min(count[k], 2)) break;
-        item.columns.push_back(k);
-        item.taken.emplace_back();
-        for (int w = 0; w < words; ++w)
-          while (set(k)[w] != 0 && int(item.taken.back().size()) < room) {
-            item.taken.back().push_back(int(item.rows.size()));
-            item.rows.push_back(w * 64 + __builtin_ctzll(set(k)[w]));
-            set(k)[w] &= set(k)[w] - 1;
-            --count[k];
-          }
-        used += (room + 1) / 2;
+      // Pairs of rows that the first column shares with another serve both; then pairs of each column's own rows. Small
+      // sets only lose by sharing (exact float32: 43 instead of 48 TFLOP/s).
+      item.columns.push_back(open[0]);
+      if (slots > 8) {
+        int partner = -1, most = 1;
+        for (size_t o = 1; o < open.size(); ++o) {
+          int overlap = 0;
+          for (int w = 0; w < words; ++w) overlap += __builtin_popcountll(set(open[o])[w] & set(open[0])[w]);
+          if (overlap > most) most = overlap, partner = open[o];
+        }
+        if (partner >= 0) item.columns.push_back(partner);
       }
+      item.taken.resize(item.columns.size());
+      int used = 0;
+      // Takes up to two rows of `from`, ascending, for columns [first, last); false where there are not even `least`.
+      auto take = [&](const uint64_t* from, size_t first, size_t last, int least) {
+        int rows[2], found = 0;
+        const int room = std::min(2, max_tiles - item.tiles());
+        if (used + int(last - first) > slots || room < least) return false;
+        for (int w = 0; w < words && found < room; ++w)
+          for (uint64_t bits = from[w]; bits != 0 && found < room; bits &= bits - 1)
+            rows[found++] = w * 64 + __builtin_ctzll(bits);
+        if (found < least) return false;
+        for (size_t q = first; q < last; ++q)
+          for (int i = 0; i < found; ++i) {
+            item.taken[q].push_back(int(item.rows.size()) + i);
+            set(item.columns[q])[rows[i] / 64] &= ~(1ull << rows[i] % 64);
+            --count[item.columns[q]];
+          }
+        item.rows.insert(item.rows.end(), rows, rows + found);
+        used += int(last - first);
+        return true;
+      };
+      auto shared = [&] {
+        for (int w = 0; w < words; ++w) joined[w] = set(item.columns[0])[w] & set(item.columns[1])[w];
+        return joined.data();
+      };
+      while (item.columns.size() == 2 && take(shared(), 0, 2, 2)) {
+      }
+      auto own = [&](size_t q) {
+        while (take(set(item.columns[q]), q, q + 1, 1)) {
+        }
+      };
+      for (size_t q = 0; q < item.columns.size(); ++q) own(q);
+      if (item.taken.back().empty()) item.columns.pop_back(), item.taken.pop_back();
+      // And of more columns while there is room.
+      for (size_t o = 0; o < open.size() && used < slots && item.tiles() + 2 < max_tiles; ++o)
+        if (count[open[o]] > 0) {
+          item.columns.push_back(open[o]);
+          item.taken.emplace_back();
+          own(item.columns.size() - 1);
+        }
     } else {
       // Columns that share rows with the first one and with each other, until shared rows fill the slots.
       std::vector<int> columns{open[0]};
