@@ -152,7 +152,7 @@ def gpu_table(document):
     lines[0] += f"{document['date']}, {document.get('commit', '')}"
     lines += [
         "",
-        "Microseconds (TFLOP/s on present blocks). The L2 cache was overwritten before each call; medians.",
+        "Microseconds (TFLOP/s on present blocks). The L2 cache was full of other data before each call; medians.",
         "",
     ]
     head = ["product", "dtype", "size", "density", "layout", "N", "axis", "gates", "block"]
