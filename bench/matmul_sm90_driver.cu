@@ -1,5 +1,5 @@
 // Checks and times the Hopper kernels without Python:
-// matmul_sm90_driver SET[,SET...] [bf16|fp16|tf32|fp32 [BLOCK [PRODUCT or -1 [N]]]].
+// matmul_sm90_driver SET[,SET...] [bf16|fp16|tf32|fp32 [BLOCK or 0 [PRODUCT or -1 [N or 0 [REPEATS]]]]].
 //
 // Each case draws a fresh layout and random operands, poisons the output, compares (all of it for small cases, samples
 // of large ones) with a product summed in float64, and times launches with the L2 cache flushed.
@@ -476,16 +476,16 @@ int main(int argc, char** argv) {
       for (int axis : {1, 0})
         for (int64_t N : {40, 1032})
           cases.push_back({"tiny-check", product, axis, b, bf, N, 12, 8, 0.5, "gaps", product == W ? 2 : 1});
-  if (argc > 3) g_repeats = std::atoi(argv[3]);
+  if (argc > 6) g_repeats = std::atoi(argv[6]);
   bool all = true;
   int run = 0;
   for (const Case& c : cases) {
     if ((',' + filter + ',').find(',' + std::string(c.set) + ',') == std::string::npos) continue;
     const char* type = c.tf32 ? "tf32" : c.dtype == bf ? "bf16" : c.dtype == hf ? "fp16" : "fp32";
     if (argc > 2 && std::string(argv[2]) != type) continue;
-    if (argc > 3 && std::atoi(argv[3]) != c.b) continue;
+    if (argc > 3 && std::atoi(argv[3]) > 0 && std::atoi(argv[3]) != c.b) continue;
     if (argc > 4 && std::atoi(argv[4]) >= 0 && std::atoi(argv[4]) != int(c.product)) continue;
-    if (argc > 5 && std::atoi(argv[5]) != c.N) continue;
+    if (argc > 5 && std::atoi(argv[5]) > 0 && std::atoi(argv[5]) != c.N) continue;
     const bool timing = std::strstr(c.set, "check") == nullptr;
     if (c.dtype == DType::kFloat32)
       all &= RunCase<float, float>(c, chip, timing);
