@@ -24,7 +24,7 @@ struct Activations {
 
 // Panels that use a column's packed weights together. Packing costs about what one panel does with a weight; the panels'
 // activations have to stay in the last-level cache.
-constexpr int kPanels = 16;
+constexpr int kPanels = 24;
 
 // One block column of a product (or a part of it): outputs [o0, o1) of the block.
 struct Column {
