@@ -359,7 +359,7 @@ def main():
     elif "about" in document:
         path.with_suffix(".md").write_text(peer_table(document))
         peer_plot(document, path.with_suffix(".png"))
-    elif "device" in document:
+    elif document["device"] != "cpu":
         path.with_suffix(".md").write_text(gpu_table(document))
         drawn = gpu_plot(document, path.with_suffix(".png"))
     else:
