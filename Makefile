@@ -125,7 +125,7 @@ endif
 %.cu.o: CHIPS := $(GENCODE)
 # These use nothing that only one chip has: one pass to PTX serves all.
 PORTABLE_PTX := compute_$(patsubst %a,%,$(firstword $(CUDA_ARCHS)))
-PORTABLE := matmul_sm80_% embed ewops_index ewops_map ewops_random gate_grad
+PORTABLE := matmul_sm80_% embed ewops_channel ewops_index ewops_map ewops_random gate_grad lstm norms_batch norms_rows
 $(PORTABLE:%=$(BUILD)/src/cuda/%.cu.o): CHIPS := $(foreach c,$(CUDA_ARCHS:%=sm_%) $(PORTABLE_PTX),\
   -gencode arch=$(PORTABLE_PTX),code=$(c:sm_%a=sm_%))
 # Hopper's own instructions, for Hopper alone. A spilled register is an error in the checks of a change; another compiler
