@@ -100,9 +100,10 @@ NVCCFLAGS := -std=c++17 -O3 -Isrc -Xcompiler -fPIC,-fvisibility=hidden --threads
 GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
   -gencode arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS))
 
-SOURCES := $(wildcard src/kernels/*.cc src/cpu/*.cc src/ops/*.cc)
+SOURCES := $(wildcard src/ops/*.cc src/cpu/*.cc src/kernels/*.cc)
 ifneq ($(NVCC),)
-SOURCES += $(wildcard src/cuda/*.cu src/cuda/*.cc src/cuda/*/*.cu)
+# What takes long comes first.
+SOURCES := $(wildcard src/cuda/*.cu src/cuda/*.cc src/cuda/*/*.cu) $(SOURCES)
 CXXFLAGS += -DBLOCKSPARSE_CUDA=1
 # nvcc knows where its libraries lie, but for NVIDIA's pip packages, which keep them in lib. TensorFlow exports the names
 # of the CUDA runtime too: ours comes before it, and its names stay inside.
@@ -115,8 +116,10 @@ OBJECTS := $(SOURCES:%=$(BUILD)/%.o)
 KERNEL_OBJECTS := $(filter-out $(BUILD)/src/ops/%,$(OBJECTS))
 KERNELS := $(BUILD)/libblocksparse_kernels.so
 
-# Vector instructions live in files without TensorFlow headers, one file per instruction set.
+# Vector instructions live in files without TensorFlow headers, one file per instruction set. Few machines need
+# the base, whose loops take longest to compile.
 ifeq ($(shell uname -m),x86_64)
+%_base.cc.o: ISA := -O2
 %_avx2.cc.o: ISA := -mavx2 -mfma -mf16c
 %_avx512.cc.o: ISA := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
 %_amx.cc.o: ISA := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16
