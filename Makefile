@@ -126,9 +126,9 @@ ifeq ($(shell uname -m),x86_64)
 endif
 
 %.cu.o: CHIPS := $(GENCODE)
-# These use nothing that only one chip has: one pass to PTX serves all.
+# These use nothing that only one chip has, nor let the next kernel start early: one pass to PTX serves all.
 PORTABLE_PTX := compute_$(patsubst %a,%,$(firstword $(CUDA_ARCHS)))
-PORTABLE := matmul_sm80_% embed ewops_channel ewops_index ewops_map ewops_random gate_grad lstm norms_batch norms_rows
+PORTABLE := matmul_sm80_% embed ewops_index ewops_map ewops_random gate_grad norms_batch
 $(PORTABLE:%=$(BUILD)/src/cuda/%.cu.o): CHIPS := $(foreach c,$(CUDA_ARCHS:%=sm_%) $(PORTABLE_PTX),\
   -gencode arch=$(PORTABLE_PTX),code=$(c:sm_%a=sm_%))
 # Hopper's own instructions, for Hopper alone. A spilled register is an error in the checks of a change; another compiler

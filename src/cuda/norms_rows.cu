@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kMaxGroup) RowsForward(LayerNormProblem p, int
 }
 
 // Long rows of a large tensor: groups of threads take one row after another, kForward elements of it a thread, in
-// registers, while the next one is on its way to shared memory, where gains and biases are. Every thread reads back from there only
-// what it copied itself. One thread block to a multiprocessor.
+// registers, while the next one is on its way to shared memory, where gains and biases are. Every thread reads back from
+// there only what it copied itself. One thread block to a multiprocessor.
 constexpr int kForward = 32, kForwardThreads = 1024;
 
 template <typename T>
