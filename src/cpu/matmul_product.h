@@ -33,11 +33,25 @@ struct Tile {
   bool add;
 };
 
+// The cache lines of some bytes; at most one where the step is 1.
+template <int kStep>
+inline void Prefetch(const char* from, int64_t bytes) {
+  if constexpr (kStep == 1) {
+    __builtin_prefetch(from, 0, 2);
+  } else {
+#pragma GCC unroll 1
+    for (const char* const end = from + bytes; from < end; from += 64) __builtin_prefetch(from, 0, 2);
+  }
+}
+
 // out [M][V * L] (+)= the M outputs' weights times the panel. Every sum runs over blocks and features in order, so that
-// the bits depend neither on M nor on V nor on how often the sums were put aside.
-template <int L, int M, int V>
+// the bits depend neither on M nor on V nor on how often the sums were put aside. kStep features are one body of the loop:
+// what is done beside the products costs dearly where another thread shares the core.
+template <int L, int M, int V, int kStep>
 void RunTile(const Tile& t) {
   constexpr int kWidth = V * L;
+#pragma GCC unroll 1
+  for (int i = 0; i < M * kWidth; i += 16) __builtin_prefetch(t.out + M * kWidth + i, 1, 3);  // the next tile's sums
   Float<L> sum[M][V];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
@@ -45,32 +59,45 @@ void RunTile(const Tile& t) {
     for (int v = 0; v < V; ++v)
       sum[m][v] = t.add ? LoadVec<DType::kFloat32, L>(t.out + m * kWidth + v * L) : Float<L>{};
   const float* w = t.weights;
-  const int64_t piece = int64_t(t.bsize) * kWidth, panel_step = t.next_panel.step, weights_step = t.next_weights.step;
+  const int64_t piece = int64_t(t.bsize) * kWidth;
+  const int64_t panel_step = kStep * t.next_panel.step, weights_step = kStep * t.next_weights.step;
   for (int e = 0; e < t.count; ++e) {
     const float *x = t.panel + t.in[e] * piece, *const end = x + piece;
     const char *next_panel = t.next_panel.At(e), *next_weights = t.next_weights.At(e);
-    // Not unrolled: with two steps in one body GCC moves the sums between registers.
 #pragma GCC unroll 1
-    for (; x < end; x += kWidth, w += M) {
-      __builtin_prefetch(next_panel, 0, 2);
-      __builtin_prefetch(next_weights, 0, 2);
+    while (x < end) {
+      Prefetch<kStep>(next_panel, panel_step);
+      Prefetch<kStep>(next_weights, weights_step);
       next_panel += panel_step;
       next_weights += weights_step;
-      Float<L> xs[V];
+      // Not unrolled: with two features in one body GCC moves the sums between registers.
+      const float* const stop = x + kStep * kWidth;
+#pragma GCC unroll 1
+      do {
+        Float<L> xs[V];
 #pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) xs[v] = LoadVec<DType::kFloat32, L>(x + v * L);
+        for (int v = 0; v < V; ++v) xs[v] = LoadVec<DType::kFloat32, L>(x + v * L);
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
-        const float scalar = w[m];
+        for (int m = 0; m < M; ++m) {
+          const float scalar = w[m];
 #pragma GCC unroll 3
-        for (int v = 0; v < V; ++v) sum[m][v] += xs[v] * scalar;
-      }
+          for (int v = 0; v < V; ++v) sum[m][v] += xs[v] * scalar;
+        }
+        x += kWidth, w += M;
+      } while (kStep > 1 && x < stop);
     }
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) StoreVec<DType::kFloat32, L>(t.out + m * kWidth + v * L, sum[m][v]);
+}
+
+template <int L, int M, int V>
+void RunTile(const Tile& t) {
+  // Of blocks of 8 the next panel is wanted at the rate of the features: spread evenly, 5 % faster than in bursts.
+  if (t.bsize > 8) return RunTile<L, M, V, 8>(t);
+  return RunTile<L, M, V, 1>(t);
 }
 
 template <int L>
