@@ -7,6 +7,7 @@
 #include "cuda/arch/sm90.h"
 #include "cuda/arch/sm90_wgmma_float.h"
 #include "cuda/matmul_sm90_float_grad.h"
+#include "cuda/matmul_sm90_weight_grad_store.cuh"
 
 namespace blocksparse::cuda::sm90 {
 
@@ -202,46 +203,28 @@ struct FloatGradKernel {
 #pragma unroll
       for (int s = 0; s < kGroupSlots; ++s) {
         const uint4 ids = LoadShared4(table + s * 16);
-        // Blocks of 32: warps 0 and 1 hold the upper block, 2 and 3 the lower.
-        const int id = kB == 32 && warp >= 2 ? int(ids.w) : int(ids.z);
+        const int id = WeightGradBlock<kB>(ids, warp);
         if (id < 0) continue;
         const bool open = p.gate == nullptr || p.gate[id] != 0.f;
-        const int row = (warp * 16 + (lane >> 2)) % kB, column = (lane & 3) * 2;
-        const int64_t offset = int64_t(row) * kB + column, at = int64_t(id) * kB * kB + offset;
+        const int offset = WeightGradElement<kB>(warp, lane);
+        const int64_t at = int64_t(id) * kB * kB + offset;
         constexpr int kBlocks = kAllSlots * (kB == 32 ? 2 : 1);
         const int block = (group * kGroupSlots + s) * (kB == 32 ? 2 : 1) + (kB == 32 ? warp >> 1 : 0);
         float* partial = p.partial + (int64_t(part) * kBlocks + block) * kB * kB + offset;
         const bool plain = part < 0 && p.addend == nullptr && p.out_dtype == DType::kFloat32;
         float* to = part >= 0 ? partial : static_cast<float*>(p.out) + at;
-#pragma unroll
-        for (int h = 0; h < kHalves; ++h)
-#pragma unroll
-          for (int r = 0; r < 2; ++r)
-#pragma unroll
-            for (int e = 0; e < kB / 8; ++e) {
-              const float a = sum[s][h][e * 4 + r * 2], b = sum[s][h][e * 4 + r * 2 + 1];
-              const int skip = (h * 64 + r * 8) * kB + e * 8;
-              const float x = open ? a : 0.f, y = open ? b : 0.f;
-              if (plain || part >= 0)
-                *reinterpret_cast<float2*>(to + skip) = make_float2(x, y);
-              else
-                StoreFloatGrad(p, at + skip, x, y);
-              if constexpr (kExact) odd |= OddFloat(x) || OddFloat(y);
-            }
+        ForPairs<kB>(sum[s], open, [&](int skip, float a, float b) {
+          if (plain || part >= 0)
+            *reinterpret_cast<float2*>(to + skip) = make_float2(a, b);
+          else
+            StoreWeightGrad(p, at + skip, a, b);
+          if constexpr (kExact) odd |= OddFloat(a) || OddFloat(b);
+        });
       }
       if (kExact && odd) *params.odd = 1;
       __syncwarp();
       if (lane == 0) BarrierArrive(item + 8);
     }
-  }
-
-  static __device__ __forceinline__ void StoreFloatGrad(const WeightGradParams& p, int64_t at, float a, float b) {
-    if (p.addend != nullptr) a += p.addend[at], b += p.addend[at + 1];
-    if (p.out_dtype == DType::kFloat32)
-      *reinterpret_cast<float2*>(static_cast<float*>(p.out) + at) = make_float2(a, b);
-    else
-      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.out) + at) =
-          p.out_dtype == DType::kFloat16 ? Pack16<true>(a, b) : Pack16<false>(a, b);
   }
 };
 

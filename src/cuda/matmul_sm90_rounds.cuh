@@ -253,8 +253,8 @@ struct RoundsKernel {
           TmaStoreCommit();
           TmaStoreWaitRead<0>();
         }
-        __syncwarp();
       }
+      __syncwarp();
       if (lane == 0) BarrierArrive(full + 8);
       if (++slot == kSlots) {
         slot = 0;
@@ -328,6 +328,7 @@ struct RoundsKernel {
           WgmmaCommit();
         }
         WgmmaWait<0>();
+        __syncwarp();
         if (lane == 0) BarrierArrive(bars + slot * kSlotBytes + 8);
         advance();
         rounds = receive();

@@ -10,22 +10,10 @@
 
 #include "cuda/arch/sm90.h"
 #include "cuda/arch/sm90_wgmma.h"
-#include "cuda/matmul_sm90_weight_grad.h"
+#include "cuda/matmul_sm90_weight_grad_store.cuh"
 #include "kernels/plan_sm90.h"
 
 namespace blocksparse::cuda::sm90 {
-
-__device__ __forceinline__ void StoreWeightGrad(const WeightGradParams& p, int64_t at, float a, float b) {
-  if (p.addend != nullptr) {
-    const float2 add = *reinterpret_cast<const float2*>(p.addend + at);
-    a += add.x, b += add.y;
-  }
-  if (p.out_dtype == DType::kFloat32)
-    *reinterpret_cast<float2*>(static_cast<float*>(p.out) + at) = make_float2(a, b);
-  else
-    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.out) + at) =
-        p.out_dtype == DType::kFloat16 ? Pack16<true>(a, b) : Pack16<false>(a, b);
-}
 
 template <int kB, bool kHalf, bool kAxis0>
 struct WeightGradKernel {
@@ -253,6 +241,7 @@ struct WeightGradKernel {
         }
       }
       WgmmaWait<0>();
+      __syncwarp();
       if (previous != 0 && lane == 0) BarrierArrive(previous);
 
       const int partial = __shfl_sync(~0u, info.y, 0), parts = __shfl_sync(~0u, info.z, 0);
@@ -267,12 +256,10 @@ struct WeightGradKernel {
 #pragma unroll
       for (int s = 0; s < kGroupSlots; ++s) {
         const uint4 ids = LoadShared4(table + s * 16);
-        // Blocks of 32: warps 0 and 1 hold the upper block, 2 and 3 the lower.
-        const int id = kB == 32 && warp >= 2 ? int(ids.w) : int(ids.z);
+        const int id = WeightGradBlock<kB>(ids, warp);
         if (id < 0) continue;
         const bool open = p.gate == nullptr || p.gate[id] != 0.f;
-        const int row = (warp * 16 + (lane >> 2)) % kB, column = (lane & 3) * 2;
-        const int64_t at = int64_t(id) * kB * kB + row * kB + column;
+        const int64_t at = int64_t(id) * kB * kB + WeightGradElement<kB>(warp, lane);
         if (plain && kB == 128) {
           // Neighbours exchange halves, so that each stores eight bytes and four of them a whole sector;
           // smaller blocks have no registers left for it.
@@ -293,26 +280,11 @@ struct WeightGradKernel {
               }
         } else if (plain) {
           uint16_t* out = static_cast<uint16_t*>(p.out) + at;
-#pragma unroll
-          for (int h = 0; h < kHalves; ++h)
-#pragma unroll
-            for (int r = 0; r < 2; ++r)
-#pragma unroll
-              for (int e = 0; e < kB / 8; ++e) {
-                const float a = sum[s][h][e * 4 + r * 2], b = sum[s][h][e * 4 + r * 2 + 1];
-                *reinterpret_cast<uint32_t*>(out + (h * 64 + r * 8) * kB + e * 8) =
-                    Pack16<kHalf>(open ? a : 0.f, open ? b : 0.f);
-              }
+          ForPairs<kB>(sum[s], open, [&](int skip, float a, float b) {
+            *reinterpret_cast<uint32_t*>(out + skip) = Pack16<kHalf>(a, b);
+          });
         } else {
-#pragma unroll
-          for (int h = 0; h < kHalves; ++h)
-#pragma unroll
-            for (int r = 0; r < 2; ++r)
-#pragma unroll
-              for (int e = 0; e < kB / 8; ++e) {
-                const float a = sum[s][h][e * 4 + r * 2], b = sum[s][h][e * 4 + r * 2 + 1];
-                StoreWeightGrad(p, at + (h * 64 + r * 8) * kB + e * 8, open ? a : 0.f, open ? b : 0.f);
-              }
+          ForPairs<kB>(sum[s], open, [&](int skip, float a, float b) { StoreWeightGrad(p, at + skip, a, b); });
         }
       }
       __syncwarp();
