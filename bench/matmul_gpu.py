@@ -51,16 +51,21 @@ def make_layout(kind, blocks, density):
 
 
 class Timer:
-    """Medians of single calls, with the L2 cache full of other lines: clean ones, which nobody has to write back."""
+    """Medians of single calls, with the L2 cache full of other lines: clean ones, which nobody has to write back.
 
-    def __init__(self, budget_ms=25):
-        self.budget = budget_ms
+    Every series begins with the same rest, since a chip that was just busy is held to a lower clock for a while; the
+    clock in the middle of the series is kept in `mhz`."""
+
+    def __init__(self, budget_ms=25, rest=0.3):
+        self.budget, self.rest = budget_ms, rest
         self.flush = torch.zeros(64 << 20, dtype=torch.float32, device="cuda")
+        self.mhz = None
 
     def __call__(self, call):
+        torch.cuda.synchronize()
+        time.sleep(self.rest)
         for _ in range(3):
             call()
-        torch.cuda.synchronize()
         once = self._sample(call, 3)
         count = int(min(max(self.budget / max(statistics.median(once), 1e-3), 7), 50))
         return statistics.median(self._sample(call, count)) * 1e-3
@@ -72,8 +77,17 @@ class Timer:
             begin.record()
             call()
             end.record()
+        self.mhz = _clock()
         torch.cuda.synchronize()
         return [begin.elapsed_time(end) for begin, end in events]
+
+
+def _clock():
+    """The multiprocessors' clock now, in MHz; None where NVML cannot be asked."""
+    try:
+        return torch.cuda.clock_rate()
+    except Exception:  # PyTorch's import of NVML, or NVML itself
+        return None
 
 
 class BlockedEll:
@@ -289,7 +303,7 @@ def run(lib, timer, options, size, density, n, bsize, precision, product, axis, 
             row[f"{name}_us"] = round(seconds * 1e6, 2)
             row[f"{name}_tflops"] = round(flops / seconds / 1e12, 2)
             if rest:
-                row["error"], row["choice"] = float(f"{rest[0]:.3g}"), rest[1]
+                row["error"], row["choice"], row["mhz"] = float(f"{rest[0]:.3g}"), rest[1], timer.mhz
         except Exception as error:  # a peer that refuses a case is a result
             row[f"{name}_error"] = f"{type(error).__name__}: {error}"[:200]
 

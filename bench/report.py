@@ -133,6 +133,8 @@ def gpu_rows(document):
     rows = []
     for key, same in repeats.items():
         row = dict(zip(CASE, key)) | {"choice": same[-1].get("choice", "")}
+        clocks = [r["mhz"] for r in same if r.get("mhz")]
+        row["mhz"] = round(statistics.median(clocks)) if clocks else ""
         for name in ("ours", *PEERS):
             times = [r[f"{name}_us"] for r in same if f"{name}_us" in r]
             if times:
@@ -156,12 +158,14 @@ def gpu_table(document):
         "",
     ]
     head = ["product", "dtype", "size", "density", "layout", "N", "axis", "gates", "block"]
-    head += ["ours", *(PEERS[name] for name in names if name != "ours"), "kernel"]
+    clocks = any(row["mhz"] for row in rows)
+    head += ["ours", *(PEERS[name] for name in names if name != "ours"), *["MHz"] * clocks, "kernel"]
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in rows:
         cells = [*(row[key] for key in CASE[:7]), "yes" if row["gated"] else "", row["block"]]
         cells += [f"{row[f'{n}_us']:.1f} ({row[f'{n}_tflops']:.0f})" if f"{n}_us" in row else "" for n in names]
-        lines.append("| " + " | ".join(map(str, [*cells, row["choice"]])) + " |")
+        cells += [*[row["mhz"]] * clocks, row["choice"]]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     meetings = gpu_breakeven(rows)
     if meetings:
         lines += ["", "The density up to which ours is faster than cuBLAS on the dense matrix (interpolated):", ""]
