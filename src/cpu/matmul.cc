@@ -88,8 +88,12 @@ int64_t PanelsTogether(const MatmulProblem& p, int64_t panel_bytes, int lanes) {
 //
 // Group by group of panels: all threads pack the group, then share the outputs. So the packed activations stay in the
 // last-level cache, which the threads have in common, and the weights are packed and read once a group.
+//
+// Where weights are read in place and a panel fits half of the second-level cache, a thread packs a panel for itself and
+// computes all of its outputs, as long as there is one for each thread: nobody waits, and what is packed stays near.
 struct ProductRun {
-  ProductRun(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const MatmulKernels& kernels)
+  ProductRun(const MatmulProblem& p, const MatmulChoice& choice, const MatmulPlan& plan, const MatmulKernels& kernels,
+             int threads)
       : p(p),
         kernels(kernels),
         forward(p.product == Product::kForward),
@@ -97,29 +101,35 @@ struct ProductRun {
         out_features(forward ? p.K() : p.C()),
         panels(p.n[0], kernels.lanes, choice.tile),
         one(p.n[0] == 1),
-        groups(CeilDiv(panels.count, PanelsTogether(p, in_features * choice.tile * 4, kernels.lanes))),
+        in_place(kernels.column_in_place && p.dtype == DType::kFloat32 && !p.gate && p.bsize <= 32 && !one),
+        panel_floats(in_features * choice.tile + kPanelGap),
+        alone(in_place && panel_floats * 4 <= SecondCacheBytes() / 2 ? panels.count / threads * threads : 0),
+        groups(CeilDiv(panels.count - alone,
+                       in_place ? kPanels : PanelsTogether(p, in_features * choice.tile * 4, kernels.lanes))),
         ptr(plan.words.data() + plan.numbers[0]),
         in(plan.words.data() + plan.numbers[1]),
         ids(plan.words.data() + plan.numbers[2]),
         units(plan.words.data() + plan.numbers[3]),
         unit_count(plan.numbers[4]),
-        group_width(CeilDiv(panels.count, groups) * choice.tile),
+        group_width(groups > 0 ? CeilDiv(panels.count - alone, groups) * choice.tile : choice.tile),
         sums_floats(Rounded(std::max(kUnitFeatures, p.bsize) * group_width)),
-        packed_floats(Rounded(one ? in_features : in_features * group_width + kPanels * kPanelGap)) {}
+        packed_floats(Rounded(
+            one ? in_features
+                : std::max(in_features * group_width + kPanels * kPanelGap, alone > 0 ? threads * panel_floats : 0))) {}
 
   int64_t WorkerFloats() const { return sums_floats + kColumnScratch; }
   int64_t WorkspaceFloats(int threads) const { return WorkerFloats() * threads + packed_floats; }
 
-  int64_t FirstPanel(int64_t group) const { return panels.count * group / groups; }
+  int64_t FirstPanel(int64_t group) const { return alone + (panels.count - alone) * group / groups; }
   int64_t PanelFloats(int64_t panel) const { return in_features * panels.Width(panel) + kPanelGap; }
 
-  // Features [f0, f1) of a group of panels. Where the batch comes last, some features at a time for all panels, so that
+  // Features [f0, f1) of panels [first, last). Where the batch comes last, some features at a time for all panels, so that
   // what one leaves of a cache line is there for the next.
-  void Pack(int64_t group, int64_t f0, int64_t f1, float* packed) const {
+  void Pack(int64_t first, int64_t last, int64_t f0, int64_t f1, float* packed) const {
     const int64_t step = p.axis == 0 ? kRowsTogether : f1 - f0;
     for (; f0 < f1; f0 += step) {
       float* to = packed;
-      for (int64_t panel = FirstPanel(group); panel < FirstPanel(group + 1); ++panel) {
+      for (int64_t panel = first; panel < last; ++panel) {
         const int width = panels.Width(panel);
         kernels.pack_panel(Inputs(), panels.First(panel), panels.Entries(panel), f0, std::min(f0 + step, f1), width,
                            to + f0 * width);
@@ -128,10 +138,10 @@ struct ProductRun {
     }
   }
 
-  // Outputs [units[u], units[u + 1]) of a group of panels; `packed` is the first panel's.
-  void Unit(int64_t u, int64_t group, const float* packed, float* scratch) const {
+  // Outputs [units[u], units[u + 1]) of panels [first, last); `packed` is the first panel's.
+  void Unit(int64_t u, int64_t first, int64_t last, const float* packed, float* scratch) const {
     const int b = p.bsize;
-    const int64_t first = FirstPanel(group), f0 = units[u], f1 = units[u + 1];
+    const int64_t f0 = units[u], f1 = units[u + 1];
     Column column;
     column.bsize = b;
     column.transposed = !forward;
@@ -139,7 +149,7 @@ struct ProductRun {
     column.weights = p.b[0];
     column.gate = p.gate;
     column.scratch = scratch + sums_floats;
-    column.panels = int(FirstPanel(group + 1) - first);
+    column.panels = int(last - first);
     float* sums[kPanels];
     for (int i = 0; i < column.panels; ++i) {
       column.width[i] = one ? 1 : panels.Width(first + i);
@@ -158,6 +168,8 @@ struct ProductRun {
       for (int i = 0; i < column.panels; ++i) column.out[i] = sums[i] + (f - f0) * column.width[i];
       if (one)
         kernels.column_of_one(column);
+      else if (in_place)
+        kernels.column_in_place(column);
       else
         kernels.column(column);
     }
@@ -182,18 +194,27 @@ struct ProductRun {
         kernels.pack_panel({const_cast<void*>(p.a[0]), p.dtype, 0, in_features, 1}, 0, int(in_features), 0, 1,
                            int(in_features), packed);
     }
+    if (alone > 0) {
+      pool->ForEach(alone, unit_ns * unit_count, [&](int64_t panel, int worker) {
+        KeepSubnormals keep;
+        float *mine = packed + worker * panel_floats, *scratch = workspace + worker * WorkerFloats();
+        Pack(panel, panel + 1, 0, in_features, mine);
+        for (int64_t u = 0; u < unit_count; ++u) Unit(u, panel, panel + 1, mine, scratch);
+      });
+    }
     for (int64_t group = 0; group < groups; ++group) {
+      const int64_t first = FirstPanel(group), last = FirstPanel(group + 1);
       if (!one) {
         const int64_t moved = kPackFeatures * group_width * (SizeOf(p.dtype) + 4);
         pool->ForEach(CeilDiv(in_features, kPackFeatures), Ns(0, double(moved)), [&](int64_t slice, int) {
           KeepSubnormals keep;
           const int64_t f0 = slice * kPackFeatures;
-          Pack(group, f0, std::min(f0 + kPackFeatures, in_features), packed);
+          Pack(first, last, f0, std::min(f0 + kPackFeatures, in_features), packed);
         });
       }
       pool->ForEach(unit_count, unit_ns, [&](int64_t unit, int worker) {
         KeepSubnormals keep;
-        Unit(unit, group, packed, workspace + worker * WorkerFloats());
+        Unit(unit, first, last, packed, workspace + worker * WorkerFloats());
       });
     }
   }
@@ -207,8 +228,8 @@ struct ProductRun {
   const bool forward;
   const int64_t in_features, out_features;
   const Panels panels;
-  const bool one;
-  const int64_t groups;
+  const bool one, in_place;
+  const int64_t panel_floats, alone, groups;
   const int32_t *ptr, *in, *ids, *units;
   const int64_t unit_count, group_width, sums_floats, packed_floats;
 };
@@ -372,7 +393,7 @@ int64_t MatmulWorkspaceBytes(const MatmulProblem& p, const MatmulChoice& choice,
     const GradRun run(p, plan, *kernels);
     floats = run.PackedFloats() + run.SumsFloats(threads);
   } else if (p.n[0] > 0) {
-    floats = ProductRun(p, choice, plan, *kernels).WorkspaceFloats(threads);
+    floats = ProductRun(p, choice, plan, *kernels, threads).WorkspaceFloats(threads);
   }
   return floats * int64_t(sizeof(float));
 }
@@ -389,7 +410,7 @@ Status RunMatmul(const MatmulProblem& p, const MatmulChoice& choice, const Matmu
   if (p.product == Product::kWeightGrad)
     GradRun(p, plan, *kernels).Run(static_cast<float*>(workspace), pool);
   else if (p.n[0] > 0)
-    ProductRun(p, choice, plan, *kernels).Run(static_cast<float*>(workspace), pool);
+    ProductRun(p, choice, plan, *kernels, pool->threads()).Run(static_cast<float*>(workspace), pool);
   return {};
 }
 

@@ -172,7 +172,7 @@ void RunColumn(const Column& column) {
 }  // namespace
 
 const MatmulKernels* MatmulKernelsAmx() {
-  static const MatmulKernels kernels = {"amx",   kRows,   PackRows, UnpackTiles, RunColumn,
+  static const MatmulKernels kernels = {"amx",   kRows,   PackRows, UnpackTiles, RunColumn, nullptr,
                                         nullptr, nullptr, nullptr,  nullptr,     nullptr};
   return &kernels;
 }

@@ -7,7 +7,7 @@ namespace cpu {
 
 const MatmulKernels* MatmulKernelsBase() {
   static const MatmulKernels kernels = {
-      "base",       4,         PackPanel<4>, UnpackPanel<4>, RunColumn<4>, RunColumnOfOne<4>, PackPieces<4>,
+      "base",       4,         PackPanel<4>, UnpackPanel<4>, RunColumn<4>, nullptr, RunColumnOfOne<4>, PackPieces<4>,
       GradPiece<4>, Finish<4>, Dot<4>};
   return &kernels;
 }

@@ -198,6 +198,71 @@ void RunColumn(const Column& column) {
   return RunColumnOf<L, kOne>(column);
 }
 
+// As RunTile over a whole column, with float32 weights read where they lie: blocks up to 32, vectors of 16, whose 32
+// registers hold so many sums that a weight is best used right away. Nothing is packed or put aside.
+template <int L, int B, int M, int V, bool kTransposed>
+void RunTileInPlace(const Column& column, int p, int o) {
+  constexpr int kWidth = V * L, kPiece = B * kWidth, kArea = B * B;
+  constexpr int kAhead = B == 8 ? 6 : B == 16 ? 3 : 1;  // blocks whose weights are on their way
+  Float<L> sum[M][V] = {};
+  const float* weights = static_cast<const float*>(column.weights) + (kTransposed ? o * B : o);
+  for (int e = 0; e < column.count; ++e) {
+    const float *x = column.panel[p] + int64_t(column.in[e]) * kPiece, *w = weights + int64_t(column.ids[e]) * kArea;
+    const float* next_x = column.panel[p] + int64_t(column.in[e + 1]) * kPiece;
+    const float* next_w = weights + int64_t(column.ids[e + kAhead]) * kArea;
+#pragma GCC unroll 4
+    for (int c = 0; c < B; ++c) {
+      if (kTransposed || B == 8) {
+        if (c % 2 == 0) __builtin_prefetch(next_w + c * M, 0, 3);
+      } else {
+        __builtin_prefetch(next_w + c * B, 0, 3);
+      }
+      Float<L> xs[V];
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) {
+        xs[v] = LoadVec<DType::kFloat32, L>(x + c * kWidth + v * L);
+        __builtin_prefetch(next_x + c * kWidth + v * L, 0, 3);
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const float scalar = kTransposed ? w[m * B + c] : w[c * B + m];
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) sum[m][v] += xs[v] * scalar;
+      }
+    }
+  }
+  float* out = column.out[p] + (o - column.o0) * kWidth;
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) StoreVec<DType::kFloat32, L>(out + m * kWidth + v * L, sum[m][v]);
+}
+
+template <int L, int B, int V>
+void RunPanelInPlace(const Column& column, int p) {
+  constexpr int M = 8;
+  for (int o = column.o0; o < column.o1; o += M)
+    column.transposed ? RunTileInPlace<L, B, M, V, true>(column, p, o)
+                      : RunTileInPlace<L, B, M, V, false>(column, p, o);
+}
+
+template <int L, int B>
+void RunColumnInPlaceOf(const Column& column) {
+  for (int p = 0; p < column.panels; ++p) {
+    const int vectors = column.width[p] / L;
+    vectors == 3   ? RunPanelInPlace<L, B, 3>(column, p)
+    : vectors == 2 ? RunPanelInPlace<L, B, 2>(column, p)
+                   : RunPanelInPlace<L, B, 1>(column, p);
+  }
+}
+
+template <int L>
+void RunColumnInPlace(const Column& column) {
+  if (column.bsize == 8) return RunColumnInPlaceOf<L, 8>(column);
+  if (column.bsize == 16) return RunColumnInPlaceOf<L, 16>(column);
+  return RunColumnInPlaceOf<L, 32>(column);
+}
+
 // A batch of one, outputs side by side in memory: V vectors of outputs, even and odd features summed apart to keep more
 // sums in flight. Reads each weight once.
 template <int L, int V, DType D>
