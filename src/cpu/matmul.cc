@@ -101,7 +101,7 @@ struct ProductRun {
         out_features(forward ? p.K() : p.C()),
         panels(p.n[0], kernels.lanes, choice.tile),
         one(p.n[0] == 1),
-        in_place(kernels.column_in_place && p.dtype == DType::kFloat32 && !p.gate && p.bsize <= 32 && !one),
+        in_place(kernels.column_in_place && p.dtype == DType::kFloat32 && !p.gate && !one),
         panel_floats(in_features * choice.tile + kPanelGap),
         alone(in_place && panel_floats * 4 <= SecondCacheBytes() / 2 ? panels.count / threads * threads : 0),
         groups(CeilDiv(panels.count - alone,

@@ -61,7 +61,7 @@ struct MatmulKernels {
   void (*unpack_panel)(const float* sums, int width, const Activations& y, int64_t n0, int count, int64_t f0,
                        int64_t f1);
   void (*column)(const Column& column);
-  // The same with float32 weights of blocks up to 32 read in place and no gate, so that one panel alone is worth its way;
+  // The same with float32 weights read in place and no gate, so that one panel alone is worth its way;
   // null where the registers are too few.
   void (*column_in_place)(const Column& column);
   void (*column_of_one)(const Column& column);  // batch of one entry

@@ -198,36 +198,41 @@ void RunColumn(const Column& column) {
   return RunColumnOf<L, kOne>(column);
 }
 
-// As RunTile over a whole column, with float32 weights read where they lie: blocks up to 32, vectors of 16, whose 32
-// registers hold so many sums that a weight is best used right away. Nothing is packed or put aside.
+// As RunTile over a whole column, with float32 weights read where they lie: for vectors of 16, whose 32 registers hold so
+// many sums that a weight is best used right away. Nothing is packed or put aside.
 template <int L, int B, int M, int V, bool kTransposed>
 void RunTileInPlace(const Column& column, int p, int o) {
   constexpr int kWidth = V * L, kPiece = B * kWidth, kArea = B * B;
-  constexpr int kAhead = B == 8 ? 6 : B == 16 ? 3 : 1;  // blocks whose weights are on their way
+  // What comes next is brought to the first-level cache a piece of a block ahead, weights of small blocks some blocks.
+  constexpr int kSome = kTransposed || B < 32 ? B : 32, kAhead = B == 8 ? 6 : B == 16 ? 3 : 1;
+  constexpr int kStep = kTransposed ? 1 : B;  // between the weights of two features
   Float<L> sum[M][V] = {};
   const float* weights = static_cast<const float*>(column.weights) + (kTransposed ? o * B : o);
   for (int e = 0; e < column.count; ++e) {
     const float *x = column.panel[p] + int64_t(column.in[e]) * kPiece, *w = weights + int64_t(column.ids[e]) * kArea;
-    const float* next_x = column.panel[p] + int64_t(column.in[e + 1]) * kPiece;
-    const float* next_w = weights + int64_t(column.ids[e + kAhead]) * kArea;
+    for (int c0 = 0; c0 < B; c0 += kSome, x += kSome * kWidth, w += kSome * kStep) {
+      const bool last = c0 + kSome == B;
+      const float* next_x = last ? column.panel[p] + int64_t(column.in[e + 1]) * kPiece : x + kSome * kWidth;
+      const float* next_w = last ? weights + int64_t(column.ids[e + kAhead]) * kArea : w + kSome * kStep;
 #pragma GCC unroll 4
-    for (int c = 0; c < B; ++c) {
-      if (kTransposed || B == 8) {
-        if (c % 2 == 0) __builtin_prefetch(next_w + c * M, 0, 3);
-      } else {
-        __builtin_prefetch(next_w + c * B, 0, 3);
-      }
-      Float<L> xs[V];
+      for (int c = 0; c < kSome; ++c) {
+        if (kTransposed || B == M) {  // one piece of memory
+          if (c % 2 == 0) __builtin_prefetch(next_w + c * M, 0, 3);
+        } else {
+          __builtin_prefetch(next_w + c * B, 0, 3);
+        }
+        Float<L> xs[V];
 #pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) {
-        xs[v] = LoadVec<DType::kFloat32, L>(x + c * kWidth + v * L);
-        __builtin_prefetch(next_x + c * kWidth + v * L, 0, 3);
-      }
+        for (int v = 0; v < V; ++v) {
+          xs[v] = LoadVec<DType::kFloat32, L>(x + c * kWidth + v * L);
+          __builtin_prefetch(next_x + c * kWidth + v * L, 0, 3);
+        }
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
-        const float scalar = kTransposed ? w[m * B + c] : w[c * B + m];
+        for (int m = 0; m < M; ++m) {
+          const float scalar = kTransposed ? w[m * B + c] : w[c * B + m];
 #pragma GCC unroll 3
-        for (int v = 0; v < V; ++v) sum[m][v] += xs[v] * scalar;
+          for (int v = 0; v < V; ++v) sum[m][v] += xs[v] * scalar;
+        }
       }
     }
   }
@@ -260,7 +265,9 @@ template <int L>
 void RunColumnInPlace(const Column& column) {
   if (column.bsize == 8) return RunColumnInPlaceOf<L, 8>(column);
   if (column.bsize == 16) return RunColumnInPlaceOf<L, 16>(column);
-  return RunColumnInPlaceOf<L, 32>(column);
+  if (column.bsize == 32) return RunColumnInPlaceOf<L, 32>(column);
+  if (column.bsize == 64) return RunColumnInPlaceOf<L, 64>(column);
+  return RunColumnInPlaceOf<L, 128>(column);
 }
 
 // A batch of one, outputs side by side in memory: V vectors of outputs, even and odd features summed apart to keep more
