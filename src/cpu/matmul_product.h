@@ -377,6 +377,24 @@ void PackPanel(const Activations& a, int64_t n0, int count, int64_t f0, int64_t 
   ForDType(a.dtype, [&](auto dtype) { PackPanelOf<L, decltype(dtype)::value>(a, n0, count, f0, f1, width, panel); });
 }
 
+// Past the caches where a vector is a whole line of them, so that nothing is read that is about to be overwritten; ended
+// by StreamEnd. Of rows that are written in pieces, since nothing else fetches them in time.
+template <int L, DType D>
+inline void StreamResult(Element<D>* to, Float<L> x) {
+#if defined(__AVX512F__)
+  if constexpr (L == 16 && D == DType::kFloat32) {
+    if (reinterpret_cast<uintptr_t>(to) % 64 == 0) return _mm512_stream_ps(to, x);
+  }
+#endif
+  StoreVec<D, L>(to, x);
+}
+
+inline void StreamEnd() {
+#if defined(__AVX512F__)
+  _mm_sfence();
+#endif
+}
+
 template <int L, DType D>
 void UnpackPanelOf(const float* sums, int width, const Activations& a, int64_t n0, int count, int64_t f0, int64_t f1) {
   Element<D>* y = static_cast<Element<D>*>(a.data);
@@ -385,9 +403,10 @@ void UnpackPanelOf(const float* sums, int width, const Activations& a, int64_t n
     for (int64_t f = f0; f < f1; ++f) {
       Element<D>* row = y + f * a.n + n0;
       int i = 0;
-      for (; i + L <= count; i += L) StoreVec<D, L>(row + i, LoadVec<DType::kFloat32, L>(sums + f * width + i));
+      for (; i + L <= count; i += L) StreamResult<L, D>(row + i, LoadVec<DType::kFloat32, L>(sums + f * width + i));
       for (; i < count; ++i) StoreOne<D>(row + i, sums[f * width + i]);
     }
+    StreamEnd();
     return;
   }
   for (int r = 0; r < count; r += L) {
