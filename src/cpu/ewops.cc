@@ -36,7 +36,7 @@ void ForRange(ThreadPool* pool, int64_t n, int64_t grain, double nanoseconds, co
 
 // Nanoseconds an element takes one thread where it comes from the cache (AVX2, 3.2 GHz).
 double MapCost(const EwProblem& p) {
-  const double moved = p.gradient ? 0.2 : 0.1;
+  const double moved = p.gradient ? (IsBinary(p.op) ? 0.32 : 0.2) : 0.1;
   if (p.gradient && GradientFromOutput(p.op)) return moved;
   switch (p.op) {
     case EwOp::kAdd:

@@ -23,13 +23,13 @@ BLOCKSPARSE_LOOPS void Map(const EwProblem& p, int64_t begin, int64_t end) {
     Element<D>*y = Out<D>(p.out[0]), *z = Out<D>(p.out[1]);
     if (IsBinary(p.op) && !p.gradient) {
       Formulas::WithBinary(p, [&](auto f) {
-        ForPieces<L>(begin, end, [&](int64_t i, auto count) {
+        ForPieces<L, 4>(begin, end, [&](int64_t i, auto count) {
           StorePiece<D, L>(y + i, f(LoadPiece<D, L>(a + i, count), LoadPiece<D, L>(b + i, count)), count);
         });
       });
     } else if (IsBinary(p.op)) {
       Formulas::WithBinaryGrad(p, [&](auto f) {
-        ForPieces<L>(begin, end, [&](int64_t i, auto count) {
+        ForPieces<L, 4>(begin, end, [&](int64_t i, auto count) {
           const auto d = f(LoadPiece<D, L>(a + i, count), LoadPiece<D, L>(b + i, count), LoadPiece<D, L>(c + i, count));
           StorePiece<D, L>(y + i, d.first, count);
           StorePiece<D, L>(z + i, d.second, count);
@@ -37,14 +37,15 @@ BLOCKSPARSE_LOOPS void Map(const EwProblem& p, int64_t begin, int64_t end) {
       });
     } else if (p.gradient) {
       Formulas::WithUnaryGrad(p, [&](auto f) {
-        ForPieces<L>(begin, end, [&](int64_t i, auto count) {
+        ForPieces<L, 2>(begin, end, [&](int64_t i, auto count) {
           StorePiece<D, L>(y + i, f(LoadPiece<D, L>(a + i, count), LoadPiece<D, L>(b + i, count)), count);
         });
       });
     } else {
       Formulas::WithUnary(p, [&](auto f) {
-        ForPieces<L>(begin, end,
-                     [&](int64_t i, auto count) { StorePiece<D, L>(y + i, f(LoadPiece<D, L>(a + i, count)), count); });
+        ForPieces<L, 2>(begin, end, [&](int64_t i, auto count) {
+          StorePiece<D, L>(y + i, f(LoadPiece<D, L>(a + i, count)), count);
+        });
       });
     }
   });
@@ -62,8 +63,9 @@ BLOCKSPARSE_LOOPS void Cast(const CastProblem& p, int64_t begin, int64_t end) {
         for (; begin + L <= end; begin += L) StreamVec<To, L>(y + begin, LoadVec<From, L>(x + begin));
         StreamEnd();
       }
-      ForPieces<L>(begin, end,
-                   [&](int64_t i, auto count) { StorePiece<To, L>(y + i, LoadPiece<From, L>(x + i, count), count); });
+      ForPieces<L, 4>(begin, end, [&](int64_t i, auto count) {
+        StorePiece<To, L>(y + i, LoadPiece<From, L>(x + i, count), count);
+      });
     });
   });
 }
@@ -72,7 +74,7 @@ template <int L>
 BLOCKSPARSE_LOOPS void AddN(const AddNProblem& p, int64_t begin, int64_t end) {
   ForDType(p.dtype, [&](auto dtype) {
     constexpr DType D = decltype(dtype)::value;
-    ForPieces<L>(begin, end, [&](int64_t i, auto count) {
+    ForPieces<L, 2>(begin, end, [&](int64_t i, auto count) {
       Float<L> sum = LoadPiece<D, L>(In<D>(p.x[0]) + i, count);
       for (int k = 1; k < p.count; ++k) sum += LoadPiece<D, L>(In<D>(p.x[k]) + i, count);
       StorePiece<D, L>(Out<D>(p.y) + i, sum, count);
@@ -250,7 +252,6 @@ BLOCKSPARSE_LOOPS void ReduceMax(const ReduceMaxProblem& p, int64_t begin, int64
     for (int64_t o = begin; o < end; ++o) {
       const Element<D>* x = In<D>(p.x) + o * p.dim * p.inner;
       Element<D>* y = Out<D>(p.y) + o * p.inner;
-      int64_t* argmax = p.argmax + o * p.inner;
       if (p.inner > 1) {
         // Row by row, so that memory is read in long runs.
         constexpr int kWide = 256;
@@ -281,41 +282,45 @@ BLOCKSPARSE_LOOPS void ReduceMax(const ReduceMaxProblem& p, int64_t begin, int64
           for (; d < p.dim; ++d) compare(d, std::integral_constant<int, 1>());
           ForPieces<L>(first, last,
                        [&](int64_t i, auto count) { StorePiece<D, L>(y + i, LoadVec<F, L>(best + i - first), count); });
-          std::copy(place, place + (last - first), argmax + first);
+          if (p.argmax) std::copy(place, place + (last - first), p.argmax + o * p.inner + first);
         }
         continue;
       }
-      // First how large the largest is, then where it is for the first time.
+      // First how large the largest is, then where it is for the first time: if anyone asks, or to tell the two zeros apart.
       constexpr int kSide = 4;  // vectors that do not wait for each other
       V best[kSide];
       for (V& v : best) v = Math<L>::Set(kLowest);
+      auto take = [&](V* so_far, int64_t from) {
+        const V v = LoadVec<D, L>(x + from);
+        *so_far = v > *so_far ? v : *so_far;
+      };
       int64_t d = 0, first = 0;
       for (; d + kSide * L <= p.dim; d += kSide * L)
 #pragma GCC unroll 4
-        for (int j = 0; j < kSide; ++j) {
-          const V v = LoadVec<D, L>(x + d + j * L);
-          best[j] = v > best[j] ? v : best[j];
-        }
+        for (int j = 0; j < kSide; ++j) take(&best[j], d + j * L);
+      for (; d + L <= p.dim; d += L) take(&best[0], d);
+      if (d < p.dim && p.dim >= L) take(&best[1], p.dim - L), d = p.dim;
       V top = best[0];
       for (int j = 1; j < kSide; ++j) top = best[j] > top ? best[j] : top;
+      for (int half = L / 2; half > 0; half /= 2)
+        for (int k = 0; k < half; ++k) top[k] = top[k + half] > top[k] ? top[k + half] : top[k];
       float most = top[0];
-      for (int k = 1; k < L; ++k) most = top[k] > most ? top[k] : most;
-      if (most > kLowest) {
-        for (;; first += kSide * L) {
+      for (; d < p.dim; ++d) {
+        const float v = LoadOne<D>(x + d);
+        most = v > most ? v : most;
+      }
+      if (most > kLowest && (p.argmax || most == 0.f)) {
+        for (; first + kSide * L <= p.dim; first += kSide * L) {
           Int found = {};
 #pragma GCC unroll 4
           for (int j = 0; j < kSide; ++j) found |= LoadVec<D, L>(x + first + j * L) == most;
           if (Any<L>(found)) break;
         }
         while (LoadOne<D>(x + first) != most) ++first;
-        most = LoadOne<D>(x + first);  // which of the two zeros it is
-      }
-      for (; d < p.dim; ++d) {
-        const float v = LoadOne<D>(x + d);
-        if (v > most) most = v, first = d;
+        most = LoadOne<D>(x + first);
       }
       StoreOne<D>(y, most);
-      *argmax = first;
+      if (p.argmax) p.argmax[o] = first;
     }
   });
 }

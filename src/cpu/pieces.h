@@ -38,10 +38,16 @@ inline void StorePart(Element<D>* p, Float<L> x, int count) {
   for (int i = 0; i < count; ++i) p[i] = part[i];
 }
 
-// body(i, count) for pieces of L elements and one of what is left; `count` is the constant L but in the last.
-template <int L, class Body>
+// body(i, count) for pieces of L elements and one of what is left; `count` is the constant L but in the last. kUnroll pieces
+// are one body of the loop: where a piece is a few instructions, counting takes as long.
+template <int L, int kUnroll = 1, class Body>
 inline void ForPieces(int64_t begin, int64_t end, const Body& body) {
   int64_t i = begin;
+  if constexpr (kUnroll > 1) {
+    for (; i + kUnroll * L <= end; i += kUnroll * L)
+#pragma GCC unroll 8
+      for (int j = 0; j < kUnroll; ++j) body(i + j * L, std::integral_constant<int, L>());
+  }
   for (; i + L <= end; i += L) body(i, std::integral_constant<int, L>());
   if (i < end) body(i, int(end - i));
 }

@@ -150,7 +150,7 @@ struct ReduceMaxProblem {
   int64_t outer = 1, dim = 1, inner = 1;
   const void* x = nullptr;
   void* y = nullptr;
-  int64_t* argmax = nullptr;  // [outer, inner]
+  int64_t* argmax = nullptr;  // [outer, inner]; on the host null where only y is wanted
 };
 
 // -------------------------------------------------------------------------------------------------------- backends
