@@ -81,6 +81,25 @@ def test_forward_and_input_gradient(device, layout, bsize, axis, precision, n, g
         assert_product_close(y, expected, magnitude, longest * bsize, tf32)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("bsize", [32, 64])
+@pytest.mark.parametrize("product", [FORWARD, INPUT_GRAD])
+def test_long_columns(device, product, bsize, axis):
+    """A reduction so long that the batch is worked on in slices, and a hub whose outputs are cut into parts."""
+    rng = np.random.default_rng(bsize + axis)
+    n, layout = 200, rng.random((8192 // bsize, 4)) < 0.3
+    layout[:, 1] = True
+    w = random_values(rng, (np.count_nonzero(layout), bsize, bsize), bfloat16)
+    oracle = ref.matmul if product == FORWARD else ref.matmul_dx
+    if product == INPUT_GRAD:
+        layout = np.ascontiguousarray(layout.T)
+    x = activations(rng, n, 8192, axis, bfloat16)
+    y = runs(c_api.device_name(device), BlockLayout(layout).table, product, x, w, axis=axis, bsize=bsize)
+    expected = oracle(x, w, layout, bsize, axis, None)
+    magnitude = oracle(np.abs(x), np.abs(w), layout, bsize, axis, None)
+    assert_product_close(y, expected, magnitude, 8192)
+
+
 @settings(max_examples=60)
 @given(
     layout=helpers.layouts(5, 5),

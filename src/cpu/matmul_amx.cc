@@ -37,12 +37,14 @@ inline Float<16> Interleave(const uint16_t* low, const uint16_t* high) {
 void PackRows(const Activations& a, int64_t n0, int count, int64_t f0, int64_t f1, int width, float* panel) {
   const uint16_t* x = static_cast<const uint16_t*>(a.data);
   uint16_t* rows = reinterpret_cast<uint16_t*>(panel - f0 * width) + f0 * kRows;  // f0 is a multiple of 32
-  for (int64_t f = f0; f < f1; f += 32, rows += kRows * 32) {
-    if (a.axis == 1) {
-      for (int r = 0; r < kRows; ++r)  // rows past the batch are computed and dropped: any entry will do
-        std::memcpy(rows + r * 32, x + (n0 + (r < count ? r : count - 1)) * a.features + f, 64);
-      continue;
+  if (a.axis == 1) {
+    for (int r = 0; r < kRows; ++r) {  // rows past the batch are computed and dropped: any entry will do
+      const uint16_t* row = x + (n0 + (r < count ? r : count - 1)) * a.features;
+      for (int64_t f = f0; f < f1; f += 32) std::memcpy(rows + (f - f0) * kRows + r * 32, row + f, 64);
     }
+    return;
+  }
+  for (int64_t f = f0; f < f1; f += 32, rows += kRows * 32) {
     int r = 0;
     for (; r + 16 <= count; r += 16) {  // pairs of features are transposed together
       Float<16> pairs[16];
@@ -84,22 +86,34 @@ void UnpackTiles(const float* sums, int, const Activations& a, int64_t n0, int c
   }
 }
 
-// Outputs [o, o + 16) of a block to [b / 2][16][2], rows of `out` 32 outputs apart.
-void PackWeights(const uint16_t* w, int b, int o, bool transposed, uint16_t* out) {
+// Outputs [o, o + width) of a block to [b / 2][width][2]; width is 16 or 32.
+void PackWeights(const uint16_t* w, int b, int o, int width, bool transposed, uint16_t* out) {
   if (transposed) {  // pairs of features lie side by side: a transpose of 32-bit pairs
-    for (int c = 0; c < b; c += 32) {
-      Float<16> pairs[16];
-      for (int i = 0; i < 16; ++i)
-        pairs[i] = LoadVec<DType::kFloat32, 16>(reinterpret_cast<const float*>(w + (o + i) * b + c));
-      Transpose<16>(pairs);
-      for (int i = 0; i < 16; ++i)
-        StoreVec<DType::kFloat32, 16>(reinterpret_cast<float*>(out + (c / 2 + i) * 2 * kStrip), pairs[i]);
+    for (int half = 0; half < width; half += 16)
+      for (int c = 0; c < b; c += 32) {
+        Float<16> pairs[16];
+        for (int i = 0; i < 16; ++i)
+          pairs[i] = LoadVec<DType::kFloat32, 16>(reinterpret_cast<const float*>(w + (o + half + i) * b + c));
+        Transpose<16>(pairs);
+        for (int i = 0; i < 16; ++i)
+          StoreVec<DType::kFloat32, 16>(reinterpret_cast<float*>(out + ((c / 2 + i) * width + half) * 2), pairs[i]);
+      }
+    return;
+  }
+  if (width == 16) {
+    for (int c = 0; c < b; c += 2) {
+      const Float<16> both = Interleave(w + c * b + o, w + (c + 1) * b + o);
+      std::memcpy(out + c * 16, &both, sizeof both);
     }
     return;
   }
+  alignas(64) uint16_t low[32], high[32];
+  for (int i = 0; i < 32; ++i) low[i] = uint16_t(i / 2 + i % 2 * 32), high[i] = uint16_t(low[i] + 16);
+  const __m512i first = _mm512_load_si512(low), second = _mm512_load_si512(high);
   for (int c = 0; c < b; c += 2) {
-    const Float<16> both = Interleave(w + c * b + o, w + (c + 1) * b + o);
-    std::memcpy(out + c * kStrip, &both, sizeof both);
+    const __m512i even = _mm512_loadu_si512(w + c * b + o), odd = _mm512_loadu_si512(w + (c + 1) * b + o);
+    _mm512_storeu_si512(out + c * 32, _mm512_permutex2var_epi16(even, first, odd));
+    _mm512_storeu_si512(out + c * 32 + 32, _mm512_permutex2var_epi16(even, second, odd));
   }
 }
 
@@ -127,16 +141,17 @@ void RunTiles(const uint16_t* panel, const int32_t* in, int count, int b, const 
     _tile_zero(2);
     _tile_zero(3);
   }
+  const int row = wide ? 128 : 64;  // bytes of a pair of features
   for (int e = 0; e < count; ++e)
-    for (int c = 0; c < b; c += 32, weights += 32 * kStrip) {
+    for (int c = 0; c < b; c += 32, weights += 16 * row / 2) {
       const uint16_t* x = panel + (int64_t(in[e]) * b + c) * kRows;
       _tile_loadd(4, x, 64);
       _tile_loadd(5, x + 16 * 32, 64);
-      _tile_loadd(6, weights, 4 * kStrip);
+      _tile_loadd(6, weights, row);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 5, 6);
       if (!wide) continue;
-      _tile_loadd(7, weights + 32, 4 * kStrip);
+      _tile_loadd(7, weights + 32, row);
       _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
@@ -147,24 +162,39 @@ void RunTiles(const uint16_t* panel, const int32_t* in, int count, int b, const 
   _tile_stored(3, second + kTileFloats, 64);
 }
 
+// Entries [e0, e0 + count) of a column, outputs [o, o + width), one block after the other.
+void PackEntries(const Column& column, int e0, int count, int o, int width, uint16_t* out) {
+  const int b = column.bsize;
+  for (int e = e0; e < e0 + count; ++e, out += b * width)
+    PackWeights(static_cast<const uint16_t*>(column.weights) + int64_t(column.ids[e]) * b * b, b, o, width,
+                column.transposed, out);
+}
+
+void PackColumn(const Column& column, void* packed) {
+  uint16_t* out = static_cast<uint16_t*>(packed);
+  for (int o = column.o0; o < column.o1; o += kStrip) {
+    const int width = std::min(kStrip, column.o1 - o);
+    PackEntries(column, 0, column.count, o, width, out);
+    out += int64_t(column.count) * column.bsize * width;
+  }
+}
+
 void RunColumn(const Column& column) {
   const TileConfig config;
   _tile_loadconfig(&config);
-  const int b = column.bsize, most = kFeatures / b;
-  const uint16_t* weights = static_cast<const uint16_t*>(column.weights);
-  uint16_t* packed = reinterpret_cast<uint16_t*>(column.scratch);
+  const int b = column.bsize, most = column.packed ? std::max(column.count, 1) : kFeatures / b;
+  const uint16_t* packed = static_cast<const uint16_t*>(column.packed);
+  uint16_t* scratch = reinterpret_cast<uint16_t*>(column.scratch);
   for (int o = column.o0; o < column.o1; o += kStrip) {
-    const bool wide = o + kStrip <= column.o1;
+    const int width = std::min(kStrip, column.o1 - o);
     for (int e = 0; e == 0 || e < column.count; e += most) {
-      const int count = column.count - e < most ? column.count - e : most;
-      for (int i = 0; i < count; ++i)
-        for (int half = 0; half < (wide ? 2 : 1); ++half)
-          PackWeights(weights + int64_t(column.ids[e + i]) * b * b, b, o + 16 * half, column.transposed,
-                      packed + i * b * kStrip + 32 * half);
+      const int count = std::min(column.count - e, most);
+      if (!column.packed) PackEntries(column, e, count, o, width, scratch);
       for (int p = 0; p < column.panels; ++p)
-        RunTiles(reinterpret_cast<const uint16_t*>(column.panel[p]), column.in + e, count, b, packed, e > 0, wide,
-                 column.out[p] + (o - column.o0) * kRows);
+        RunTiles(reinterpret_cast<const uint16_t*>(column.panel[p]), column.in + e, count, b,
+                 column.packed ? packed : scratch, e > 0, width == kStrip, column.out[p] + (o - column.o0) * kRows);
     }
+    if (packed) packed += int64_t(column.count) * b * width;
   }
   _tile_release();
 }
@@ -172,8 +202,8 @@ void RunColumn(const Column& column) {
 }  // namespace
 
 const MatmulKernels* MatmulKernelsAmx() {
-  static const MatmulKernels kernels = {"amx",   kRows,   PackRows, UnpackTiles, RunColumn, nullptr,
-                                        nullptr, nullptr, nullptr,  nullptr,     nullptr};
+  static const MatmulKernels kernels = {"amx",   kRows,      PackRows, UnpackTiles, RunColumn, nullptr,
+                                        nullptr, PackColumn, nullptr,  nullptr,     nullptr,   nullptr};
   return &kernels;
 }
 

@@ -10,9 +10,18 @@ namespace cpu {
 
 const MatmulKernels* MatmulKernelsAvx2() {
 #if defined(__AVX2__)
-  static const MatmulKernels kernels = {
-      "avx2",       8,         PackPanel<8>, UnpackPanel<8>, RunColumn<8>, nullptr, RunColumnOfOne<8>, PackPieces<8>,
-      GradPiece<8>, Finish<8>, Dot<8>};
+  static const MatmulKernels kernels = {"avx2",
+                                        8,
+                                        PackPanel<8>,
+                                        UnpackPanel<8>,
+                                        RunColumn<8>,
+                                        nullptr,
+                                        RunColumnOfOne<8>,
+                                        nullptr,
+                                        PackPieces<8>,
+                                        GradPiece<8>,
+                                        Finish<8>,
+                                        Dot<8>};
   return &kernels;
 #else
   return nullptr;

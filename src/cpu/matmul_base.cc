@@ -6,9 +6,18 @@ namespace blocksparse {
 namespace cpu {
 
 const MatmulKernels* MatmulKernelsBase() {
-  static const MatmulKernels kernels = {
-      "base",       4,         PackPanel<4>, UnpackPanel<4>, RunColumn<4>, nullptr, RunColumnOfOne<4>, PackPieces<4>,
-      GradPiece<4>, Finish<4>, Dot<4>};
+  static const MatmulKernels kernels = {"base",
+                                        4,
+                                        PackPanel<4>,
+                                        UnpackPanel<4>,
+                                        RunColumn<4>,
+                                        nullptr,
+                                        RunColumnOfOne<4>,
+                                        nullptr,
+                                        PackPieces<4>,
+                                        GradPiece<4>,
+                                        Finish<4>,
+                                        Dot<4>};
   return &kernels;
 }
 

@@ -35,7 +35,8 @@ struct Column {
   bool transposed;  // weights are read as [output][input]: input gradient
   DType dtype;      // of weights
   const void* weights;
-  const float* gate;  // or null
+  const float* gate;   // or null
+  const void* packed;  // these outputs' weights as pack_weights leaves them, or null
   int panels;
   const float* panel[kPanels];  // [features][width]; for one batch entry [features]
   int width[kPanels];
@@ -65,6 +66,8 @@ struct MatmulKernels {
   // null where the registers are too few.
   void (*column_in_place)(const Column& column);
   void (*column_of_one)(const Column& column);  // batch of one entry
+  // All weights of a column, as many elements as they are, for several groups of panels to read; or null.
+  void (*pack_weights)(const Column& column, void* packed);
   // Batch entries [n0, n0 + count), features [f0, f1) into pieces [(f1 - f0) / piece][stride][piece], from row 0 on.
   void (*pack_pieces)(const Activations& x, int64_t n0, int64_t count, int64_t f0, int64_t f1, int piece,
                       int64_t stride, float* pieces);
