@@ -152,9 +152,9 @@ struct ProductRun {
     }
   }
 
-  // Outputs [units[u], units[u + 1]) of panels [first, last); `packed` is the first panel's.
-  void Unit(int64_t u, int64_t first, int64_t last, const float* packed, const char* weights, float* scratch) const {
-    const int64_t f0 = units[u], f1 = units[u + 1];
+  // Outputs [f0, f1) of panels [first, last); `packed` is the first panel's.
+  void Unit(int64_t f0, int64_t f1, int64_t first, int64_t last, const float* packed, const char* weights,
+            float* scratch) const {
     Column column = Weights();
     column.scratch = scratch + sums_floats;
     column.panels = int(last - first);
@@ -236,7 +236,14 @@ struct ProductRun {
         KeepSubnormals keep;
         float *mine = packed + worker * panel_floats, *scratch = workspace + worker * WorkerFloats();
         Pack(panel, panel + 1, 0, in_features, mine);
-        for (int64_t u = 0; u < unit_count; ++u) Unit(u, panel, panel + 1, mine, packed_to, scratch);
+        // Where features come last, whole units of the smallest blocks are narrow pieces of rows.
+        const int64_t least = p.axis == 1 ? kUnitFeatures : 1;
+        for (int64_t u = 0, f0 = 0; u < unit_count; ++u) {
+          const int64_t f1 = units[u + 1];
+          if (f1 - f0 < least && f1 < out_features && units[u + 2] - f0 <= least) continue;
+          Unit(f0, f1, panel, panel + 1, mine, packed_to, scratch);
+          f0 = f1;
+        }
       });
     }
     for (int64_t group = 0; group < groups; ++group) {
@@ -258,8 +265,9 @@ struct ProductRun {
       const int64_t slices = CeilDiv(last - first, slice);
       pool->ForEach(unit_count * slices, unit_ns / slices, [&](int64_t task, int worker) {
         KeepSubnormals keep;
-        const int64_t s = task / unit_count, from = (last - first) * s / slices, to = (last - first) * (s + 1) / slices;
-        Unit(task % unit_count, first + from, first + to, packed + from * panel_floats, packed_to,
+        const int64_t u = task % unit_count, s = task / unit_count, from = (last - first) * s / slices,
+                      to = (last - first) * (s + 1) / slices;
+        Unit(units[u], units[u + 1], first + from, first + to, packed + from * panel_floats, packed_to,
              workspace + worker * WorkerFloats());
       });
     }
