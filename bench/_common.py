@@ -1,5 +1,6 @@
 """What the benchmarks share: the machine they ran on, fair timing beside a peer, results as JSON."""
 
+import functools
 import json
 import os
 import pathlib
@@ -96,6 +97,26 @@ def rounds(calls, count, clock="wall", before=None):
         for name, call in calls.items():
             times[name].append(best(call, clock, before=before))
     return times
+
+
+def repeated(function, count):
+    """`count` calls in one graph, one after another: the time of small ones is not that of calling a graph.
+
+    Needs "dependency_optimization" off, which leaves out what only others wait for.
+    """
+
+    import tensorflow as tf
+
+    @functools.partial(tf.function, autograph=False)
+    def run(*operands):
+        done = []
+        for _ in range(count):
+            with tf.control_dependencies(done):  # each call has its own, so that they are not found to be the same
+                y = function(*operands)
+                done = [tensor.op for tensor in tf.nest.flatten(y)]
+        return y
+
+    return run
 
 
 def quiet(times, slack=1.2):

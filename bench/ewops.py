@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 import tensorflow as tf
-from _common import median_ratio, quiet, rounds, save_cpu
+from _common import median_ratio, quiet, repeated, rounds, save_cpu
 
 import blocksparse as bs
 
@@ -87,24 +87,6 @@ def cases(shape):
     yield "fused dropout gradient", grad(drop), grad(tf_drop), (x,), 1.5
 
 
-def repeated(function, count):
-    """`count` calls in one graph, one after another: the time of small ones is not that of calling a graph.
-
-    Needs "dependency_optimization" off, which leaves out what only others wait for.
-    """
-
-    @functools.partial(tf.function, autograph=False)
-    def run(*operands):
-        done = []
-        for _ in range(count):
-            with tf.control_dependencies(done):  # each call has its own, so that they are not found to be the same
-                y = function(*operands)
-                done = [tensor.op for tensor in tf.nest.flatten(y)]
-        return y
-
-    return run
-
-
 def wait(y):
     """A call on a CPU returns when it is done; on a GPU the last element has to come first."""
     last = tf.nest.flatten(y)[0]
@@ -123,7 +105,7 @@ def main():
     parser.add_argument("--json", default="ewops_cpu.json", help="name of the result in bench/results/")
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
-    tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
+    tf.config.optimizer.set_experimental_options({"dependency_optimization": False})  # for `repeated`
     results = []
     for shape in options.shape or [(2048, 4096), (64, 1000)]:
         count = max(1, 4_000_000 // (shape[0] * shape[1]))

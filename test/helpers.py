@@ -74,7 +74,7 @@ def round_to(x, dtype):
     return np.where(np.isnan(x), np.nan, rounded).astype(dtype)
 
 
-def assert_product_close(actual, expected, magnitude, terms, tf32=False):
+def assert_product_close(actual, expected, magnitude, terms, tf32=False, cut=False):
     """Checks a sum of products that was kept in float32 and rounded once.
 
     Args:
@@ -83,6 +83,7 @@ def assert_product_close(actual, expected, magnitude, terms, tf32=False):
       magnitude: the same in float64 with all factors replaced by their absolute values.
       terms: how many products one entry sums at most.
       tf32: the factors may have been rounded to TF32 (11 bits).
+      cut: 16-bit factors on a GPU, whose tensor cores cut the sum after every 16 terms instead of rounding it.
 
     Entry by entry the result may be off by
 
@@ -98,7 +99,8 @@ def assert_product_close(actual, expected, magnitude, terms, tf32=False):
     give 2^-11 / sqrt(3) each, about 4e-4 for two. (Where few entries are compared, all of them may happen to be small
     by cancellation: the norm counts as at least that of magnitude / sqrt(n), what terms of random sign come to. With
     TF32 that is not enough: the gradients of a few gates, of factors rounded exactly to nearest, miss it once in 100.
-    Up to 64 entries are bounded one by one alone.)
+    Up to 64 entries are bounded one by one alone.) Sums that are cut lose up to 2^-23 of themselves each time, half of
+    that on average and always to one side, which adds 2^-24 terms / 16.
 
     NaN and infinity must be where they are expected.
     """
@@ -124,6 +126,7 @@ def assert_product_close(actual, expected, magnitude, terms, tf32=False):
         error = np.linalg.norm(wide[finite] - expected[finite])
         norm = max(np.linalg.norm(expected[finite]), np.linalg.norm(magnitude[finite]) / np.sqrt(max(terms, 1)))
         allowed = 1e-3 if tf32 else 1e-6 * max(1.0, np.sqrt(terms / 1024))
+        allowed += _UNIT_ROUNDOFF * terms / 16 if cut else 0.0
         assert error <= allowed * norm, f"relative error {error / (norm or 1):.3g}, allowed {allowed:.3g}"
 
 

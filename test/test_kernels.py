@@ -139,7 +139,8 @@ def test_weight_gradient(device, layout, bsize, axis, precision, out_float32, ns
     expected = ref.matmul_dw(xs, dys, layout, bsize, axis, gate, dw_gated=True) + extra
     sizes = [[np.abs(v) for v in values] for values in (xs, dys)]
     magnitude = ref.matmul_dw(*sizes, layout, bsize, axis, gate, dw_gated=True) + np.abs(extra)
-    assert_product_close(dw, expected, magnitude, sum(ns) + 1, tf32)
+    cut = dtype != np.float32 and device != "/CPU:0"
+    assert_product_close(dw, expected, magnitude, sum(ns) + 1, tf32, cut)
 
 
 def check_products(device, rng, layout, bsize, axis, dtype, n):
