@@ -50,7 +50,7 @@ double MapCost(const EwProblem& p) {
     case EwOp::kFilter: return moved;
     case EwOp::kDiv:
     case EwOp::kRcp:
-    case EwOp::kSqrt: return moved + 0.1;
+    case EwOp::kSqrt: return moved + 0.25;
     default: return 0.6;
   }
 }
